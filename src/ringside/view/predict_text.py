@@ -214,9 +214,9 @@ def worth_text(worth: Worth) -> str:
     return f"up to the knee at {where}; the next doubling gives {worth.next:.1f} ×"
 
 
-def help_text(one: Help) -> str:
+def help_text(change: Help) -> str:
     """Return what would help: `twice the bandwidth of infiniband between hosts (31 ms less, 9%)`."""
-    return f"{one.what} ({duration(one.saved.value)} less, {percent(one.share)})"
+    return f"{change.what} ({duration(change.saved.value)} less, {percent(change.share)})"
 
 
 def fit_text(fit: Fit) -> str:

@@ -198,15 +198,15 @@ class OnlineTrials:
         ):
             self._going.remove(at)
 
-    def _use(self, at: int) -> None:
+    def _use(self, place: int) -> None:
         """Use another choice from now on, and compare the others with it."""
-        faster = self._ratio[at]
+        faster = self._ratio[place]
         self._ratios[self._using].append(1.0)
         self._ratios = [[ratio / faster for ratio in ratios] for ratios in self._ratios]
         self._ratio = [ratio / faster for ratio in self._ratio]
         self._used = [took * faster for took in self._used]
-        self._using = at
-        self._going.remove(at)
+        self._using = place
+        self._going.remove(place)
 
     @property
     def over(self) -> bool:

@@ -167,8 +167,8 @@ class Ring:
         return self._known[number]
 
     @staticmethod
-    def _read(one: Any) -> Communicator:
-        return Communicator(int(one["id"]), int(one["ranks"]), int(one["rank"]), one["name"].decode("utf-8", "replace"))
+    def _read(row: Any) -> Communicator:
+        return Communicator(int(row["id"]), int(row["ranks"]), int(row["rank"]), row["name"].decode("utf-8", "replace"))
 
     @property
     def filled_ratio(self) -> float:

@@ -139,9 +139,9 @@ def step_time(
     pieces = -(-job.layers // job.pipeline) if job.stage == 3 else (job.buckets or -(-job.layers // job.pipeline))
     zero, reasons = Band(0.0, 0.0, 0.0), []
 
-    def price(way: Option, size: float) -> Band:
-        reasons.append(way.why_extrapolated(size))
-        return way.predict([size]).bands[0]
+    def price(option: Option, size: float) -> Band:
+        reasons.append(option.why_extrapolated(size))
+        return option.predict([size]).bands[0]
 
     costs = {"gather": zero, "reduce": zero, "tensor": zero, "hand_on": zero}
     if data is not None and job.stage == 0:
