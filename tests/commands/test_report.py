@@ -15,6 +15,7 @@ from ringside.monitor.price import RATE
 from ringside.monitor.run.directory import RunWriter
 from ringside.monitor.summary import summarise
 from ringside.monitor.verdict import Verdict
+from ringside.view.cost_text import cost_text
 from ringside.view.tui.console import SafeConsole
 
 
@@ -74,6 +75,28 @@ def test_what_is_no_rate_is_refused(sixteen_ranks: Path, capsys: pytest.CaptureF
     with pytest.raises(SystemExit):
         call(str(sixteen_ranks), "--price", "cheap")
     assert "'cheap' is no rate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["cheap", "-1", "nan", "0"])
+def test_what_is_no_rate_is_refused_in_the_environment_too(
+    text: str, sixteen_ranks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RATE, text)
+    with pytest.raises(UsageError, match=f"^RINGSIDE_PRICE: '{text}' is no rate; give for example 2.5$"):
+        call(str(sixteen_ranks))
+    assert call(str(sixteen_ranks), "--price", "2") == 0, "what is given counts"
+
+
+@pytest.mark.parametrize(
+    ("rank_seconds", "rate", "words"),
+    [
+        (1.0, 2.5, "1.00 rank-seconds (under 0.01 at 2.5 an hour)"),
+        (36720.0, 2.5, "10.2 rank-hours (25.50 at 2.5 an hour)"),
+        (3600.0, 1_000_000.0, "1.00 rank-hours (1,000,000.00 at 1000000 an hour)"),
+    ],
+)
+def test_a_price_in_words(rank_seconds: float, rate: float, words: str) -> None:
+    assert cost_text(rank_seconds, {"price_per_rank_hour": rate}) == words
 
 
 def printed(ranks: int, *verdicts: Verdict, slow: int = 2) -> list[str]:

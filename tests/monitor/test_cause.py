@@ -474,7 +474,7 @@ def test_vitals_are_thinned_where_there_are_more_than_may_be_kept(rows: int, kep
 
 def test_the_page_names_evidence_that_exists_and_leaves_none_out() -> None:
     text = (Path(__file__).parents[2] / "docs" / "causes.md").read_text()
-    rows = [line for line in text.splitlines() if line.startswith("|")][2:]
+    rows = [line for line in text.split("Behind these")[0].splitlines() if line.startswith("|")][2:]
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[4])}
     shares = {name for name in SIGN_EVIDENCE if name.startswith(("usual_", "others_")) and name.endswith("_ratio")}
     known = SIGN_EVIDENCE - shares - {"others_major_faults_per_step"}

@@ -45,7 +45,7 @@ def test_steadier_jobs_would_have_told_of_less() -> None:
         for step, row in enumerate(noisy(300, 4, jitter, 5)):
             detector.update(row, step=step)
         found = detector.undecided().found
-        assert set(found) == {24, 80, 192}
+        assert set(found) == {24, 80, 128}, "no more than half of the steps"
         least.append(found[24])
     assert 0.05 <= least[0] < least[1] < least[2]
 

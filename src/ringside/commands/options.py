@@ -65,9 +65,18 @@ def rate_of(text: str) -> float:
 
 
 def use_price(rate: float | None) -> None:
-    """Tell prices in money from here on, in this process and in those that it starts, where a rate was given."""
+    """Tell prices in money from here on, in this process and in those that it starts, where a rate was given.
+
+    Raises:
+        UsageError: None was, and the environment's is none.
+    """
     if rate is not None:
         os.environ[RATE] = repr(rate)
+    elif text := os.environ.get(RATE):
+        try:
+            rate_of(text)
+        except argparse.ArgumentTypeError as error:
+            raise UsageError(f"{RATE}: {error}") from None
 
 
 def add_verbosity(parser: argparse.ArgumentParser) -> None:

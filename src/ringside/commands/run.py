@@ -131,11 +131,10 @@ def run(args: argparse.Namespace) -> int:
     set_verbosity("run", max((VERBOSE.get(flag, 0) for flag in line.ours), default=0), quiet=quiet)
     line.check_script()
     line.check_ranks()
-    if "--price" in line.ours:
-        try:
-            use_price(rate_of(line.ours["--price"]))
-        except argparse.ArgumentTypeError as error:
-            raise UsageError(f"--price: {error}") from None
+    try:
+        use_price(rate_of(line.ours["--price"]) if "--price" in line.ours else None)
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"--price: {error}") from None
     if AS_GLOO in line.ours:
         os.environ["RINGSIDE_AS_GLOO"] = "1"
     if SURVIVE in line.ours:

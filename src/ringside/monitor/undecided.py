@@ -11,6 +11,10 @@ from ringside.text import name_ranks, percent
 NOT_LASTED, TOO_LITTLE = "it has not lasted", "it takes up too little of a step"
 """Why a rank that is slow for sure is not told of."""
 
+SLOWEST, SUSPECTED = 1 / 2, 0.6
+"""Shares of what a verdict takes. From the first on a rank is kept, for who was slowest when a run ends; from the
+second on it is suspected in words while the run goes on: chance gives so much once in some hundred steps."""
+
 
 class Suspect(msgspec.Struct, frozen=True, kw_only=True):
     """A rank that may be slow.
@@ -50,7 +54,7 @@ class Undecided(msgspec.Struct, frozen=True, kw_only=True):
     def describe(self) -> str:
         """Return both in a line: who may be slower by how much, and what would have been named."""
         said = []
-        for suspect in self.suspects[:1]:
+        for suspect in [suspect for suspect in self.suspects if suspect.bar_ratio >= SUSPECTED][:1]:
             often = f"chance gives as much once in {suspect.healthy_steps:,} steps"
             why = suspect.why or (often if suspect.healthy_steps else "chance hardly ever gives as much")
             size = percent(suspect.excess_ratio)

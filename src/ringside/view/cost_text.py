@@ -18,4 +18,7 @@ def cost_text(rank_seconds: float, summary: Mapping[str, Any] | None = None) -> 
     """
     rate = known_rate(summary)
     words = rank_time(rank_seconds)
-    return words if rate is None else f"{words} ({money(rank_seconds, rate):,.2f} at {rate:g} an hour)"
+    if rate is None:
+        return words
+    amount = money(rank_seconds, rate)
+    return f"{words} ({'under 0.01' if 0 < amount < 0.005 else f'{amount:,.2f}'} at {rate:.12g} an hour)"

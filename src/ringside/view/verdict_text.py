@@ -146,6 +146,8 @@ def _price(verdict: Verdict, summary: dict[str, Any]) -> str:
     # What it cost against the time that has passed, where both can be known.
     elapsed = (int(until) - verdict.since_step) * (summary["step_seconds"]["median"] or 0.0)
     of_time = f", {percent(cost / ranks / elapsed)} of the time since then" if elapsed > cost / ranks else ""
+    if ranks == 1:
+        return f"{cost_text(cost, summary)}{of_time}."
     everyone = "both ranks" if ranks == 2 else f"all {ranks} ranks"
     return f"{cost_text(cost, summary)}: {everyone} lost {duration(cost / ranks)} each{of_time}."
 

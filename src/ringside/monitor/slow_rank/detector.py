@@ -22,10 +22,10 @@ from ringside.monitor.slow_rank.streams import (
     WHOLE,
     excess_of_streams,
 )
-from ringside.monitor.slow_rank.undecided import SUSPECTED, suspects_of, would_find
+from ringside.monitor.slow_rank.undecided import suspects_of, would_find
 from ringside.monitor.slow_rank.window_test import WindowTest
 from ringside.monitor.stats import Floats, log_excess, usable
-from ringside.monitor.undecided import Undecided
+from ringside.monitor.undecided import SUSPECTED, Undecided
 from ringside.monitor.verdict import Verdict, VerdictEvent, episode_end
 
 WINDOW = 128

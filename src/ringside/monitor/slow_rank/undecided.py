@@ -11,10 +11,7 @@ import numpy as np
 from ringside.monitor.slow_rank.streams import REST, WHOLE
 from ringside.monitor.slow_rank.window_test import EFFECT, WindowTest
 from ringside.monitor.stats import SMALLEST
-from ringside.monitor.undecided import Suspect
-
-SUSPECTED = 0.6
-"""A rank is suspected from this share of the bar on: chance gives so much once in some hundred steps."""
+from ringside.monitor.undecided import SLOWEST, Suspect
 
 
 def suspects_of(screen: WindowTest, number: Callable[[int], int]) -> list[Suspect]:
@@ -26,7 +23,7 @@ def suspects_of(screen: WindowTest, number: Callable[[int], int]) -> list[Suspec
     """
     shares, lengths = screen.nearest()
     likeliest: dict[int, Suspect] = {}
-    for stream, rank in np.argwhere((shares >= SUSPECTED) & ~screen.open.any(axis=0)).tolist():
+    for stream, rank in np.argwhere((shares >= SLOWEST) & ~screen.open.any(axis=0)).tolist():
         share, length = float(shares[stream, rank]), int(lengths[stream, rank])
         height = screen.height(stream, rank, length)
         if height < EFFECT / 2 or (stream != WHOLE and not screen.is_borne(stream, rank, length, height)):

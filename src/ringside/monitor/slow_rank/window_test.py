@@ -277,12 +277,15 @@ class WindowTest:
         return known_median(self._rows(self.steps - length, stream, rank)) - float(self.usual[stream, rank])
 
     def least(self) -> dict[int, Floats]:
-        """Return the excess that the longest window of each class would name, [streams, ranks], by its length."""
+        """Return the excess that the longest window of each class would name, [streams, ranks], by its length.
+
+        Longer windows than half of all steps count for nothing: their bars rest on fewer steps than they hold.
+        """
         found = {}
         for lengths, noise in zip(self._lengths, self._noise, strict=True):
-            if noise is not None:
-                length = int(lengths[len(noise.jumps) - 1])
-                found[length] = np.maximum(noise.bars[-1].min(axis=0) / length, EFFECT)
+            if noise is not None and (known := int((2 * lengths[: len(noise.jumps)] <= self.steps).sum())):
+                length = int(lengths[known - 1])
+                found[length] = np.maximum(noise.bars[known - 1].min(axis=0) / length, EFFECT)
         return found
 
     def _rows(self, first: int, stream: int, rank: int) -> Floats:
