@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -414,7 +413,7 @@ MAKERS = {"ddp": ddp, "zero1": zero1, "fsdp2": fsdp2, "tensor": tensor, "pipelin
 
 
 if __name__ == "__main__":
-    if "RANK" in os.environ:
-        rank_main(json.loads(Path(sys.argv[1]).read_text()))
+    if sys.argv[-1].endswith(".json"):  # a rank, with its plan
+        rank_main(json.loads(Path(sys.argv[-1]).read_text()))
     else:
         raise SystemExit(main())

@@ -179,11 +179,12 @@ def test_over_a_schedule(code: Any, name: str, ranks: int, seed: int, spread: in
     results = reduced(name, inputs, [BlockScaling(code)] * ranks)
     for x, _ in results:
         assert x.tobytes() == results[0][0].tobytes(), "ranks hold different bits"
-    # A chunk's blocks begin with it. No partial sum is larger than the sum of magnitudes and what was rounded before.
+    # A chunk's blocks begin with it. Sums that are sent in one round are of different ranks: the largest magnitudes of
+    # their blocks are together no larger than those of all ranks' blocks, and what was rounded before.
     schedule, wide = by_name(name, ranks), np.stack(inputs).astype(np.float64)
     bounds = chunk_bounds(count, schedule.chunks)
     for begin, end in itertools.pairwise(bounds.tolist()):
-        most = np.abs(blocks_of(np.abs(wide[:, begin:end]).sum(0))).max(axis=1, keepdims=True)
+        most = sum(blocks_of(np.abs(own[begin:end])).max(axis=1, keepdims=True) for own in wide)
         allowed = most * ((1 + HALF_STEP[code]) ** (schedule.rounds + 1) - 1) + most * ranks * 2.0**-23
         error = blocks_of(np.abs(results[0][0][begin:end] - wide[:, begin:end].sum(0)))
         assert (error <= allowed).all(), f"{name}: {(error / np.maximum(allowed, 1e-30)).max():.2f} of what is allowed"

@@ -237,7 +237,8 @@ def test_users_are_found_by_either_kind_of_address() -> None:
         with listen(host, 0) as listening:
             port = listening.getsockname()[1]
             with socket.create_connection((host, port), LIMIT_S) as client:
-                assert users_of(port) == {client.getsockname()[:2]: os.geteuid()}
+                # Somebody else may have the same port at the other kind of address.
+                assert users_of(port)[client.getsockname()[:2]] == os.geteuid()
 
 
 def test_a_connection_that_asks_for_nothing_is_closed(page: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -243,6 +243,7 @@ def test_no_program_of_ours_opens_files_for_writing_in_another_way() -> None:
         "bench/launch.py": "a directory of its own under a random name, this user's alone",
         "bench/messages.py": "the same",
         "doctor/ringside_run.py": "the same",
+        "doctor/calls/follow.py": "its own /proc/self/oom_score_adj",
         "faults/inject.py": "joins a cgroup of its own, in /sys/fs/cgroup",
         "faults/quota.py": "the same",
         "lab/network.py": "the kernel's switches in /proc/sys",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import numpy as np
 import pytest
 from tests.recorded_runs import own_times, slow_run, write_run
@@ -376,7 +377,7 @@ def test_state_of_many_ranks_is_small(tmp_path: Path) -> None:
     live = LiveRun(write_run(tmp_path / "run", own_times(17, 1024)))
     live.poll()
     state = page_state(live, [])
-    assert len(json.dumps(state)) < 64_000
+    assert len(msgspec.json.encode(state)) < 64_000
     assert len(floats(state["figures"]["own_seconds"])) == 1024
 
 

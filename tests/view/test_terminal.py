@@ -240,7 +240,7 @@ def test_the_closing_words_tell_who_why_price_and_what_to_do_before_the_table():
     assert "No straggler detected. A rank 10% slower would have been found." in "\n".join(
         lines(closing_summary(calm, []), width=100)
     )
-    few = summarise(info(2), list(records(2, 30)), [])
+    few = summarise(info(2), list(records(2, 12)), [])
     assert "No verdict. A rank 10% slower might not" in "\n".join(lines(closing_summary(few, []), width=100))
     assert "No training step" in "\n".join(lines(closing_summary(summarise(info(2), [], []), [])))
 

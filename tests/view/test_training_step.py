@@ -46,7 +46,7 @@ def test_a_step_is_what_was_recorded(tmp_path: Path) -> None:
         ({"latency_seconds": 0.001}, ((8.0, 0.001), (1e6, 0.005))),
         ({"latency_seconds": 0.005}, ((1e6, 0.005),)),  # no longer than a whole bucket
         ({"busy_seconds": 0.0, "wire_seconds": 0.04}, ((1e6, 0.01),)),
-        ({"busy_seconds": 0.0}, ()),
+        ({"busy_seconds": 0.0}, ((1e6, 0.02),)),  # by what was left exposed
         ({"payload_bytes": 32}, ()),  # four buckets of eight bytes: nothing but latency
         ({"payload_bytes": 36}, ((9.0, 0.005),)),
         ({"collectives": 0}, ((4e6, 0.02),)),

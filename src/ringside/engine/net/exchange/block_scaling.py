@@ -7,10 +7,11 @@ worth again when that is encoded. Sums are f32: only what is sent is rounded, an
 Error. Every code is rounded to nearest: by half a step of its block at most. The step is the scale s for `int8`; for
 `fp8_e4m3` it is 32 s for the largest codes and less for smaller ones (2^-3 of an element's power of two). With m the
 largest magnitude of the block, half a step is at most m / 127, and m / 14 (2^-4 of the element itself, where that is
-not below 2^-6 s). A result differs from the f32 sum by at most half a step for each round in which a partial sum of it
-is sent, and once more at the end, where the finished sum is; each of the steps is of the block as it was sent then. A
-block that has a NaN or an infinity, or something beyond what the codes can be worth (3.3e38; 2.9e38 for `fp8_e4m3`),
-is NaN throughout.
+not below 2^-6 s). A result differs from the f32 sum by at most half a step for each partial sum of it that is sent, and
+once more at the end, where the finished sum is; each of the steps is of the block as it was sent then. What is sent in
+one round are sums of different ranks: together their steps are at most one of m, the sum of all ranks' largest
+magnitudes in the block. A block that has a NaN or an infinity, or something beyond what the codes can be worth (3.3e38;
+2.9e38 for `fp8_e4m3`), is NaN throughout.
 
 Error feedback (Seide and others 2014; Karimireddy and others 2019). What a rank rounds away of a tensor it keeps, and
 adds to what it encodes of the same elements in the next all-reduce. It does so where it encodes an element for the
