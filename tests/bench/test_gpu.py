@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 HERE = {"gpu": "a GPU", "nccl": "2.29.3", "nvml": True, "plugin": "plugin.so", "cores": 16}
 
 
+@pytest.mark.long  # the streaming limit and two peers: 50 processor seconds
 @pytest.mark.native
 @pytest.mark.timeout(300)  # the streaming limit takes memory of three caches
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
