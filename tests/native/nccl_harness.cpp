@@ -38,6 +38,30 @@ constexpr int kSendGpuWait = 8, kSendWait = 9, kProxyOpInProgress = 19, kSendPee
 
 using Logger = void (*)(int level, unsigned long flags, const char* file, int line, const char* format, ...);
 
+// The same in every version.
+struct ProxyOp {
+  int pid;
+  uint8_t channelId;
+  int peer;
+  int nSteps;
+  int chunkSize;
+  int isSend;
+};
+
+struct ProxyStep {
+  int step;
+};
+
+struct KernelCh {
+  uint8_t channelId;
+  uint64_t pTimer;
+};
+
+struct NetPlugin {
+  int64_t id;
+  void* data;
+};
+
 namespace v4 {
 
 struct Descriptor {
@@ -66,25 +90,10 @@ struct Descriptor {
       int peer;
       uint8_t nChannels;
     } p2p;
-    struct {
-      int pid;
-      uint8_t channelId;
-      int peer;
-      int nSteps;
-      int chunkSize;
-      int isSend;
-    } proxyOp;
-    struct {
-      int step;
-    } proxyStep;
-    struct {
-      uint8_t channelId;
-      uint64_t pTimer;
-    } kernelCh;
-    struct {
-      int64_t id;
-      void* data;
-    } netPlugin;
+    ProxyOp proxyOp;
+    ProxyStep proxyStep;
+    KernelCh kernelCh;
+    NetPlugin netPlugin;
   };
 };
 
@@ -167,25 +176,10 @@ struct Descriptor {
       uint8_t nChannels;
       void* parentGroup;
     } p2p;
-    struct {
-      int pid;
-      uint8_t channelId;
-      int peer;
-      int nSteps;
-      int chunkSize;
-      int isSend;
-    } proxyOp;
-    struct {
-      int step;
-    } proxyStep;
-    struct {
-      uint8_t channelId;
-      uint64_t pTimer;
-    } kernelCh;
-    struct {
-      int64_t id;
-      void* data;
-    } netPlugin;
+    ProxyOp proxyOp;
+    ProxyStep proxyStep;
+    KernelCh kernelCh;
+    NetPlugin netPlugin;
   };
 };
 
