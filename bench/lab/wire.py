@@ -187,9 +187,13 @@ def measure_loss(args: argparse.Namespace) -> dict[str, Any]:
     """Return the final losses by every run and seed, from the ranks of a lab."""
     from ringside.lab import Lab
 
-    plan = {"job": "train", "seeds": args.seeds, "steps": args.steps, "size": args.size}
-    with Lab(hosts=2, ranks_per_host=2, rate=None) as lab:
-        losses: dict[str, list[float]] = run_ranks(lab, "bench.lab.wire", plan, {"RINGSIDE_ALGORITHM": ALGORITHM})[0]
+    losses: dict[str, list[float]] = {name: [] for name in RUNS}
+    for seed in range(args.seeds):  # a job each: the time that a job may take is bounded
+        plan = {"job": "train", "seed": seed, "steps": args.steps, "size": args.size}
+        with Lab(hosts=2, ranks_per_host=2, rate=None) as lab:
+            final = run_ranks(lab, "bench.lab.wire", plan, {"RINGSIDE_ALGORITHM": ALGORITHM})[0]
+        for name, loss in final.items():
+            losses[name].append(loss)
     found: dict[str, Any] = {"steps": args.steps, "size": args.size, "losses": losses, "differences": {}}
     found["deviation"] = stdev(losses["f32"])
     for name in RUNS:
@@ -221,8 +225,8 @@ def tell_loss(found: dict[str, Any]) -> None:
         print(f"{name} - f32: {difference['mean']:+.4f}, 95 % {low:+.4f} to {high:+.4f}: {inside} that")
 
 
-def train_job(plan: dict[str, Any]) -> dict[str, list[float]]:
-    """Train every seed by every run as one rank; return the final losses, means over ranks."""
+def train_job(plan: dict[str, Any]) -> dict[str, float]:
+    """Train a seed by every run as one rank; return the final losses, means over ranks."""
     import numpy as np
     import torch
     import torch.distributed as dist
@@ -232,30 +236,29 @@ def train_job(plan: dict[str, Any]) -> dict[str, list[float]]:
     from ringside.demo.model import SIZES, ByteGPT
     from ringside.demo.train import make_optimizer
 
-    rank, size = dist.get_rank(), SIZES[plan["size"]]
+    rank, size, seed = dist.get_rank(), SIZES[plan["size"]], plan["seed"]
     corpus = Corpus(None, rank, dist.get_world_size(), size.context)
-    losses: dict[str, list[float]] = {name: [] for name in RUNS}
-    for seed in range(plan["seeds"]):
-        for name, (wire, feeds_back) in RUNS.items():
-            torch.manual_seed(seed)
-            model = DistributedDataParallel(ByteGPT(size), bucket_cap_mb=1)
-            with _environment(RINGSIDE_ERROR_FEEDBACK=feeds_back):
-                attachment = _attach(model, ALGORITHM, wire, monitor=False)
-            optimizer, generator = make_optimizer(model), np.random.default_rng([seed, rank])
-            last = []
-            for step in range(plan["steps"]):
-                optimizer.zero_grad()
-                loss = model(torch.from_numpy(corpus.batch(generator, size.batch)))
-                loss.backward()
-                optimizer.step()
-                if step >= plan["steps"] - _LAST:
-                    last.append(float(loss.detach()))
-            final = torch.tensor([mean(last)], dtype=torch.float64)
-            dist.all_reduce(final)
-            losses[name].append(float(final) / dist.get_world_size())
-            attachment.detach()
-            if rank == 0:
-                print(f"seed {seed}, {name}: {losses[name][-1]:.4f}", file=sys.stderr, flush=True)
+    losses: dict[str, float] = {}
+    for name, (wire, feeds_back) in RUNS.items():
+        torch.manual_seed(seed)
+        model = DistributedDataParallel(ByteGPT(size), bucket_cap_mb=1)
+        with _environment(RINGSIDE_ERROR_FEEDBACK=feeds_back):
+            attachment = _attach(model, ALGORITHM, wire, monitor=False)
+        optimizer, generator = make_optimizer(model), np.random.default_rng([seed, rank])
+        last = []
+        for step in range(plan["steps"]):
+            optimizer.zero_grad()
+            loss = model(torch.from_numpy(corpus.batch(generator, size.batch)))
+            loss.backward()
+            optimizer.step()
+            if step >= plan["steps"] - _LAST:
+                last.append(float(loss.detach()))
+        final = torch.tensor([mean(last)], dtype=torch.float64)
+        dist.all_reduce(final)
+        losses[name] = float(final) / dist.get_world_size()
+        attachment.detach()
+        if rank == 0:
+            print(f"seed {seed}, {name}: {losses[name]:.4f}", file=sys.stderr, flush=True)
     return losses
 
 
