@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 from bench.common import DOCS, ROOT, RUNS, make_parser, page_table, read_results, report_progress
 
+from ringside.text import name_ranks
+
 LIMIT_S = 300.0  # of one demo
 WORDS = {
     "calibrated": [],
@@ -47,14 +49,21 @@ def demo(kind: str, index: int) -> dict[str, Any]:
     if not ended.stdout.strip():
         raise SystemExit(f"{' '.join(command)} ended with {ended.returncode}: {ended.stderr[-2000:]}")
     summary = json.loads(ended.stdout)
-    return {**summary["reveal"], "verdicts": len(summary["verdicts"]), "status": ended.returncode, "seconds": took_s}
+    named = [
+        {name: verdict[name] for name in ("kind", "ranks", "since_step", "cause")} for verdict in summary["verdicts"]
+    ]
+    return {**summary["reveal"], "verdicts": named, "status": ended.returncode, "seconds": took_s}
 
 
 def table(kind: str, runs: list[dict[str, Any]]) -> str:
     """Return the runs of a kind one by one, and how many of them reach each goal, as Markdown."""
     if kind == "healthy":
-        silent = sum(run["verdicts"] == 0 for run in runs)
-        return f"{silent} of {len(runs)} named nobody.\n"
+        lines = [f"- {sum(not run['verdicts'] for run in runs)} of {len(runs)} named nobody.\n"]
+        for number, run in enumerate(runs, 1):
+            for verdict in run["verdicts"]:
+                words = f"{verdict['kind']} of {name_ranks(verdict['ranks'])} since step {verdict['since_step']}"
+                lines.append(f"- Run {number}: {words}; {verdict['cause'] or 'no cause is known'}.\n")
+        return "".join(lines)
     rows, delays, sizes, misses = [], [], [], []
     for number, run in enumerate(runs, 1):
         came_to, found, errors = (run[name] or {} for name in ("came_to", "found", "errors"))
