@@ -3,12 +3,12 @@
     python -m bench.detection.demos [--runs 30] [--healthy 30] [--plain 10] [--keep FILE] [--write]
 
 Each is `ringside demo` as a user runs it (without the comparison at its end), on this machine as it is: first runs
-whose fault is calibrated to +30 %, then healthy ones, then some with a factor of 1.3 that nobody calibrated. Let the
+whose fault is calibrated to +30%, then healthy ones, then some with a factor of 1.3 that nobody calibrated. Let the
 machine do nothing else, and the commit stay as it is. FILE (runs/demos.json) keeps every run, and one that is there is
 not made again; `--write` puts docs/demos.md together from it.
 
 Goals: the right rank in all, none named before the fault, after 12 steps in the median and 30 in nine of ten; of 30 a
-size that comes to 25 to 35 % in 27, found within 5 points in 27, and held by the interval in 27; healthy ones silent.
+size that comes to 25 to 35% in 27, found within 5 points in 27, and held by the interval in 27; healthy ones silent.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def table(kind: str, runs: list[dict[str, Any]]) -> str:
             [
                 str(number),
                 f"{run['injected']['ranks'][0]}, {run['injected']['from_step']}",
-                "" if size is None else f"{100 * size:+.1f} %",
+                "" if size is None else f"{100 * size:+.1f}%",
                 "nobody" if not found else f"{found['ranks']}, {found['since_step']}".replace("[", "").replace("]", ""),
                 "" if delay == inf else str(delay),
                 "" if miss is None else f"{100 * miss:+.1f}",
@@ -87,7 +87,7 @@ def table(kind: str, runs: list[dict[str, Any]]) -> str:
     lines = [
         f"right rank and nobody else: {sum(run['status'] == 0 for run in runs)} of {len(runs)}",
         f"steps until it was named: median {median:g}, nine in ten {late:g}",
-        f"came to 25 to 35 %: {sum(0.25 <= size <= 0.35 for size in sizes)}",
+        f"came to 25 to 35%: {sum(0.25 <= size <= 0.35 for size in sizes)}",
         f"size within 5 points: {sum(miss <= 0.05 for miss in misses)}",
         f"size inside the interval of what it came to: {sum(row[-1] == 'yes' for row in rows)}",
     ]
