@@ -162,12 +162,9 @@ class Lab:
         Raises:
             UsageError: There is no such command.
         """
-        _check_command(argv)
-        port = next(self._ports)
         before = self._all_bytes()
         with RankProcesses(sink) as ranks:
-            for place in place_ranks(self.ranks_per_host):
-                ranks.start(place, self._command(node_of(place.host), argv), self._environ(env, place, port))
+            self.start_ranks(ranks, argv, env)
             finished = ranks.wait(timeout_s, after_failure_s)
             ranks.end()
             results = ranks.results()
@@ -175,6 +172,22 @@ class Lab:
             (after[0] - was[0], after[1] - was[1]) for was, after in zip(before, self._all_bytes(), strict=True)
         )
         return RunResult(results, max(result.seconds for result in results), not finished, moved)
+
+    def start_ranks(self, ranks: RankProcesses, argv: Sequence[str], env: Env = None) -> None:
+        """Start a command once per rank, as `run` does; whoever owns `ranks` waits for them, and ends them.
+
+        Args:
+            ranks: Takes the processes.
+            argv: The command and its arguments.
+            env: Variables to add.
+
+        Raises:
+            UsageError: There is no such command.
+        """
+        _check_command(argv)
+        port = next(self._ports)
+        for place in place_ranks(self.ranks_per_host):
+            ranks.start(place, self._command(node_of(place.host), argv), self._environ(env, place, port))
 
     def spawn(
         self, host: int, argv: Sequence[str], env: Env = None, *, stdout: Stream = None, stderr: Stream = None
