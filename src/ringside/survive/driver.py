@@ -64,6 +64,7 @@ class Driver:
     def __init__(self, job: SurviveJob) -> None:
         self.job = job
         self.spent: defaultdict[str, float] = defaultdict(float)
+        self._reached = job.failpoints.reached
         self.reason = ""
         self.digests = SampleDigests()
         self._initial = job.state.copied()
@@ -509,9 +510,6 @@ class Driver:
 
     def _peer(self, seat: MemberId) -> Peer:
         return self._known.peer(seat, self.member.incarnation)
-
-    def _reached(self, failpoint: str) -> None:
-        self.job.failpoints.reached(failpoint)
 
 
 _HANDLERS: dict[type, Callable[[Driver, Any], e.Event | None]] = {

@@ -118,6 +118,18 @@ def unpack(memory: Bytes) -> Any:
         raise RingsideError(f"the state that was received is not whole ({error}): it is fetched from another") from None
 
 
+def unpack_checked(memory: Bytes, digest: int) -> dict[str, Any]:
+    """Return the tree that `pack` wrote, if it has this digest.
+
+    Raises:
+        RingsideError: It has another, or is not whole.
+    """
+    tree: dict[str, Any] = unpack(memory)
+    if digest_of(tree) != digest:
+        raise RingsideError("its content is not what was written")
+    return tree
+
+
 def digest_of(tree: Any) -> int:
     """Return 64 bits that stand for a tree: its skeleton and the bits, dtype and shape of every tensor."""
     skeleton, tensors = take_apart(tree)
@@ -244,21 +256,3 @@ def _unsaved(model: nn.Module) -> dict[str, Tensor]:
         for name, buffer in module._buffers.items()
         if buffer is not None and name in module._non_persistent_buffers_set
     }
-
-
-def take_over(state: JobState, memory: Bytes, digest: int) -> None:
-    """Load a packed state, if it is what its digest says.
-
-    Args:
-        state: What takes it over.
-        memory: The packed state, uint8 [n].
-        digest: What all members agreed on.
-
-    Raises:
-        RingsideError: It is not whole.
-        MismatchError: It is another state than was agreed on, or another model's.
-    """
-    tree = unpack(memory)
-    if digest_of(tree) != digest:
-        raise MismatchError("the state that was given is not the one that all agreed on: ask another rank")
-    state.load(tree)
