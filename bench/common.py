@@ -65,6 +65,27 @@ def run_ranks_here(command: Sequence[str], ranks: int) -> Any:
     return last_json(printed)
 
 
+def run_own_ranks(module: str, ranks: int, lab: str | None, *, rate: str = "1gbit", limit_s: float) -> Any:
+    """Run a module with this process's own words once per rank; return the JSON of rank 0's last line.
+
+    Args:
+        module: Its name.
+        ranks: How many, on this host.
+        lab: On hosts of the network lab instead: `2x3` are two hosts with three ranks each.
+        rate: Of the lab's links.
+        limit_s: For the ranks in the lab to end.
+    """
+    command = module_command(module, *sys.argv[1:])
+    if not lab:
+        return run_ranks_here(command, ranks)
+    from ringside.lab import Lab
+
+    hosts, _, per_host = lab.partition("x")
+    quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    with Lab(hosts=int(hosts), ranks_per_host=int(per_host or 1), rate=rate) as made:
+        return last_json(made.run(command, quiet, timeout_s=limit_s, after_failure_s=5.0).check().ranks[0].stdout)
+
+
 def last_json(printed: str) -> Any:
     """Return what stands as JSON on the last line that a process printed: libraries may print before it."""
     return json.loads(printed.strip().rpartition("\n")[2])
@@ -105,6 +126,17 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def page_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table as a paragraph of a page: with a line's end after it."""
     return markdown_table(head, rows) + "\n"
+
+
+def processor_ticks() -> tuple[int, int]:
+    """Return (idle, all) of what the kernel counts for the cores of this machine, in its ticks."""
+    counted = [int(word) for word in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
+    return counted[3] + counted[4], sum(counted)  # one that waits for a disk is idle
+
+
+def resident_bytes(pid: int | str = "self") -> int:
+    """Return how much memory of a process is resident."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def slowest_step_s(step: Callable[[], Any], times: int) -> float:
