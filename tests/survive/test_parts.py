@@ -507,7 +507,7 @@ def test_a_command_line_is_given_to_keepers(words, script, monkeypatch):
     started = []
     monkeypatch.setattr(run, "Launch", lambda command, _: started.append(command))
     monkeypatch.setattr(run, "wait_or_stop", lambda *_: 3)
-    assert run.run_surviving(parse_command_line(words, ours=())) == 3
+    assert run.run_surviving(parse_command_line(words)) == 3
     (command,) = started
     flags, given = command[: -len(script)], command[-len(script) :]
     assert tuple(given) == script

@@ -33,7 +33,7 @@ class LabLaunch(Launch):
     def __init__(
         self, lab: Lab, arguments: Sequence[str], environ: Mapping[str, str], sink: Callable[[str], None]
     ) -> None:
-        command = [sys.executable, "-m", *parse_command_line(arguments, ours=()).script]
+        command = [sys.executable, "-m", *parse_command_line(arguments).script]
         # Only what was added: of what is inherited the ranks' own places come first.
         added = {name: value for name, value in environ.items() if os.environ.get(name) != value}
         self._ranks = RankProcesses(lambda place, stream, line: sink(line))

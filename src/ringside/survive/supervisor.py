@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ringside.errors import FinalStateError, StoreGoneError, UsageError
-from ringside.launch.torchrun import StopRequest, parse_command_line, shutdown_timeout_s, stop_requests
+from ringside.launch.torchrun import StopRequest, parse_command_line, stop_requests
 from ringside.processes import die_with_parent, signal_name
 from ringside.survive.cluster.store_host import is_needed
 from ringside.survive.state.kept import KEPT, START, Head, Kept, Stage
@@ -144,7 +144,7 @@ def end(worker: subprocess.Popen[bytes], signum: int, environ: Mapping[str, str]
     worker.send_signal(signum)
     worker.send_signal(signal.SIGCONT)
     try:
-        return worker.wait(_SHARE * shutdown_timeout_s(parse_command_line(["train.py"], ours=()), environ))
+        return worker.wait(_SHARE * parse_command_line(["train.py"], environ=environ).shutdown_timeout_s)
     except subprocess.TimeoutExpired:
         worker.kill()
         return worker.wait()
