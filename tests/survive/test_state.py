@@ -43,7 +43,7 @@ def trained(seed=0, steps=3, width=4):
         model(torch.randn(5, 3)).sum().backward()
         optimizer.step()
         scheduler.step()
-    state = JobState(model, optimizer, {"scheduler": scheduler})
+    state = JobState(model, optimizer, scheduler)
     state.step = steps
     return state
 

@@ -409,9 +409,8 @@ class Driver:
         job, step, record = self.job, apply.tag.step, self.member.generation
         assert record is not None
         self._reached("before_apply")
-        loss = job.work.apply(step, self._attempt.total, apply.decision.divisor, job.optimizer)
-        job.on_apply()
-        job.state.step = step + 1
+        loss = job.work.apply(step, self._attempt.total, apply.decision.divisor, job.state.optimizer)
+        job.state.advance()
         job.final.progressed(step + 1)
         self.digests.add(apply.tag, apply.decision.digest)
         self._transfer.withdraw()  # the state that was offered is no more

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
-import torch
+from dataclasses import dataclass
 
 from ringside.errors import StoreGoneError
 from ringside.survive.cluster.failpoints import Failpoints
@@ -30,9 +27,7 @@ class SurviveJob:
         listening: The same over a connection of its own.
         settings: What the state machine is told.
         state: Model, optimizer and what moves along.
-        optimizer: The optimizer.
         work: Computes micro-batches.
-        on_apply: Called after the optimizer's step, such as for a scheduler.
         checkpoints: Where checkpoints go; None: none are written.
         per_micro_batch: Gradients are kept and added up per micro-batch, so that results do not depend on who
             computed what.
@@ -48,16 +43,14 @@ class SurviveJob:
     listening: Rendezvous
     settings: ProtocolSettings
     state: JobState
-    optimizer: torch.optim.Optimizer
     work: StepWork
-    on_apply: Callable[[], object] = int
-    checkpoints: Checkpoints | None = None
-    per_micro_batch: bool = True
-    patience: Patience = field(default_factory=Patience)
-    failpoints: Failpoints = field(default_factory=lambda: Failpoints(0))
-    stragglers: Stragglers = field(default_factory=lambda: Stragglers("alert"))
-    open_transport: OpenTransport | None = None
-    final: Final = field(default_factory=lambda: Final(None))
+    checkpoints: Checkpoints | None
+    per_micro_batch: bool
+    patience: Patience
+    failpoints: Failpoints
+    stragglers: Stragglers
+    open_transport: OpenTransport | None
+    final: Final
 
 
 @dataclass(frozen=True)

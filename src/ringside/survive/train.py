@@ -180,8 +180,7 @@ def training(
     final = Final(kept, checkpoint_dir)
     with _connection(final, number) as connection:
         own = passport.fingerprint(model, optimizer, dataset, samples, seed)
-        moved = {} if scheduler is None else {"scheduler": scheduler}
-        state = JobState(model, optimizer, moved, Position(own, samples))
+        state = JobState(model, optimizer, scheduler, Position(own, samples))
         if not final.is_over:
             # The first worker writes down what it is; one that differs leaves with a status of its own.
             standing = connection.registers.create("passport", msgspec.json.encode(own))
@@ -204,9 +203,7 @@ def training(
                 patience_s=10.0,
             ),
             state=state,
-            optimizer=optimizer,
             work=StepWork(model, loss_fn, dataset, samples, seed, collate_fn),
-            on_apply=int if scheduler is None else scheduler.step,
             checkpoints=_resumed(state, checkpoint_dir, final),
             final=final,
             per_micro_batch=reproducible,

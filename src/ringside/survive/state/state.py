@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,9 +19,6 @@ from ringside.engine.transports.base import Bytes
 from ringside.errors import MismatchError, RingsideError, UnsupportedError
 from ringside.pytorch.recording.parameter_digests import digest
 from ringside.survive.data.samples import Position
-
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.stateful import Stateful  # importing it takes a second
 
 # -------------------------------------------------------------------------------------------------
 # State as a tree of plain values with tensors at its leaves: taken apart, packed into bytes, and put together again.
@@ -180,7 +177,7 @@ class JobState:
     Args:
         model: The model.
         optimizer: Its optimizer.
-        others: Whatever else moves along, by name: a scheduler, a stateful sampler.
+        scheduler: Moves along, and is stepped after every step; None: there is none.
         position: Says where the job is in its samples, which copies tell and which is compared when one is loaded.
 
     Attributes:
@@ -190,18 +187,23 @@ class JobState:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Stateful,
-        others: dict[str, Stateful] | None = None,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any = None,
         position: Position | None = None,
     ) -> None:
-        self.model, self.optimizer, self.others = model, optimizer, others or {}
-        self.position = position
+        self.model, self.optimizer, self.scheduler, self.position = model, optimizer, scheduler, position
         self._unsaved = _unsaved(model)
         self.step = 0
 
+    def advance(self) -> None:
+        """Go on to the next step, once the optimizer has made this one."""
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.step += 1
+
     def tree(self) -> dict[str, Any]:
         """Return the state as it is now; its tensors are the live ones."""
-        parts: dict[str, Any] = {name: part.state_dict() for name, part in self.others.items()}
+        parts: dict[str, Any] = {} if self.scheduler is None else {"scheduler": self.scheduler.state_dict()}
         if self._unsaved:
             parts[_UNSAVED] = self._unsaved
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step, **parts}
@@ -235,8 +237,8 @@ class JobState:
         try:
             self.model.load_state_dict(tree["model"])
             self.optimizer.load_state_dict(tree["optimizer"])
-            for name, part in self.others.items():
-                part.load_state_dict(tree[name])
+            if self.scheduler is not None:
+                self.scheduler.load_state_dict(tree["scheduler"])
             for name, buffer in self._unsaved.items() if _UNSAVED in tree else ():
                 buffer.copy_(tree[_UNSAVED][name])
         except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
