@@ -25,7 +25,7 @@ from ringside.survive.all_reduce.between_hosts import cut_off, way_around
 from ringside.survive.audit import SampleDigests, committed
 from ringside.survive.cluster.failpoints import PHASES, Failpoint, Failpoints
 from ringside.survive.cluster.known_workers import KnownWorkers, claim_member, is_gone, refuse_to_be_left_alone
-from ringside.survive.cluster.links import PairwiseTransport, ReachabilityProbe, ReachabilityResponder, knock_name
+from ringside.survive.cluster.links import PairwiseTransport, Reachability, knock_name
 from ringside.survive.cluster.peers import BEATS_S, Patience, PeerPlace, PeerWait, Superseded, own_place
 from ringside.survive.cluster.registers import MemoryRegisters
 from ringside.survive.cluster.rendezvous import (
@@ -647,7 +647,7 @@ def asked_until(knocker, outcome, *members):
 
 def test_whoever_gets_no_connection_knocks_less_and_less_often_and_says_so(caplog):
     now, carry, registers = [0.0], Unreached(), MemoryRegisters()
-    knocker = ReachabilityProbe(B, 1, Rendezvous(registers, 2), carry, clock=lambda: now[0])
+    knocker = Reachability(B, 1, Rendezvous(registers, 2), carry, clock=lambda: now[0])
     for pause in (5, 10, 20):
         asked_until(knocker, False, A)
         assert caplog.messages[-1] == f"rank 1 gets no connection to rank 0: it asks to join again in {pause} s"
@@ -661,7 +661,7 @@ def test_whoever_gets_no_connection_knocks_less_and_less_often_and_says_so(caplo
     letters = Rendezvous(registers, 2).receive(1, A)
     assert letters == [Knock(B, number) for number in (1, 2, 3, 4)]
     assert carry.names == [(knock_name(1, letter, A), 1) for letter in letters]
-    door = ReachabilityResponder(A, 1, carry)
+    door = Reachability(A, 1, Rendezvous(registers, 2), carry)
     door.answer(letters[-1])
     door.close()
     assert carry.names[-1] == (knock_name(1, letters[-1], A), 0)

@@ -22,7 +22,7 @@ from ringside.survive.all_reduce.one_host import HostExchange, HostLayout, own_s
 from ringside.survive.attempt import AnyExchange, Attempt
 from ringside.survive.audit import SampleDigests
 from ringside.survive.cluster.known_workers import KnownWorkers, claim_member, is_gone, refuse_to_be_left_alone
-from ringside.survive.cluster.links import ReachabilityProbe, ReachabilityResponder
+from ringside.survive.cluster.links import Reachability
 from ringside.survive.cluster.peers import Peer, PeerWait, Superseded, own_place
 from ringside.survive.cluster.rendezvous import Joining, WorkerListener
 from ringside.survive.job import Step, SurviveJob
@@ -160,14 +160,11 @@ class Driver:
         job.failpoints.epoch, job.failpoints.incarnation = seat.epoch, incarnation
         self._transfer.unreached.clear()
 
-        # Threads of this seat: one reads the store, one answers probes of reachability, one makes them.
-        opened, self._probe = job.open_transport, None
+        # Threads of this seat: one reads the store, others knock at members and answer those who knock.
+        self._reachability = Reachability(seat, incarnation, rendezvous, job.open_transport)
+        self._listener = WorkerListener(job.listening, incarnation, seat, self._reachability.answer)
         self._store_threads = threads = contextlib.ExitStack()
-        responder = threads.enter_context(contextlib.closing(ReachabilityResponder(seat, incarnation, opened)))
-        if opened is not None:
-            self._probe = ReachabilityProbe(seat, incarnation, rendezvous, opened)
-            threads.callback(self._probe.close)
-        self._listener = WorkerListener(job.listening, incarnation, seat, responder.answer)
+        threads.callback(self._reachability.close)
         threads.callback(self._listener.close)
 
         self.member = Member(seat, incarnation, job.settings)
@@ -354,19 +351,16 @@ class Driver:
         refuse_to_be_left_alone(job.rendezvous, record, job.rank)
 
     def _ask_to_join(self, ask: i.AskToJoin) -> None:
-        record, probe = self.member.newest, self._probe
+        record, reachability = self.member.newest, self._reachability
         if record is None:
             return
         # Between hosts a process asks only once it has reached a member; which ones it cannot reach, it says.
         others = [seat for seat in record.members if seat.rank != self.job.rank]
-        may_ask = True
-        if probe is not None and others and not any(self._peer(seat).here for seat in others):
-            may_ask = self.member.phase is MemberPhase.FETCHING or probe.may_ask(others)
-        if not may_ask:
+        knocks = self.member.phase is not MemberPhase.FETCHING and not any(self._peer(seat).here for seat in others)
+        if others and knocks and not reachability.may_ask(others):
             return
         if self._is_due(_ASK_AGAIN_S, ("join", record.number)):
-            unreached = self._transfer.unreached | (set() if probe is None else probe.unreached)
-            asking = Joining(ask.seat, tuple(sorted(unreached)))
+            asking = Joining(ask.seat, tuple(sorted(self._transfer.unreached | reachability.unreached)))
             for seat in record.members:
                 self.job.rendezvous.send(self.member.incarnation, seat, asking)
 
