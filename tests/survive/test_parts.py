@@ -26,7 +26,7 @@ from ringside.survive.audit import SampleDigests, committed
 from ringside.survive.cluster.failpoints import PHASES, Failpoint, Failpoints
 from ringside.survive.cluster.known_workers import KnownWorkers, claim_member, is_gone, refuse_to_be_left_alone
 from ringside.survive.cluster.links import PairwiseTransport, Reachability, knock_name
-from ringside.survive.cluster.peers import BEATS_S, Patience, PeerPlace, PeerWait, Superseded, own_place
+from ringside.survive.cluster.peers import BEATS_S, PeerPlace, PeerWait, Superseded, own_place
 from ringside.survive.cluster.registers import MemoryRegisters
 from ringside.survive.cluster.rendezvous import (
     EVERY_S,
@@ -114,15 +114,11 @@ class Stub:
 
 
 @pytest.mark.parametrize(
-    ("peer", "patience"),
-    [
-        (Stub(ended=True), Patience()),
-        (Stub(stopped=True), Patience(stopped_s=1.0, silent_s=1e9)),
-        (Stub(), Patience(silent_s=2.0)),
-    ],
+    ("peer", "silent_s"),
+    [(Stub(ended=True), 60.0), (Stub(stopped=True), 1e9), (Stub(), 2.0)],
     ids=["dead", "stopped", "silent"],
 )
-def test_whoever_is_dead_stopped_or_silent_is_told_while_waiting(peer, patience):
+def test_whoever_is_dead_stopped_or_silent_is_told_while_waiting(peer, silent_s):
     clock = itertools.count(step=0.01).__next__
     told = []
 
@@ -132,23 +128,23 @@ def test_whoever_is_dead_stopped_or_silent_is_told_while_waiting(peer, patience)
             raise Superseded
 
     with pytest.raises(Superseded):
-        PeerWait({B: peer}, attend, patience, clock, pause=float).wait(lambda: [B])
+        PeerWait({B: peer}, attend, silent_s, clock, pause=float).wait(lambda: [B])
     assert told == [B]
-    PeerWait({B: peer}, attend, patience, clock, pause=float).wait(list)
+    PeerWait({B: peer}, attend, silent_s, clock, pause=float).wait(list)
 
 
 def test_who_is_slow_is_awaited_for_its_time_and_one_that_goes_on_is_not_dead():
     """A look at the clock takes 1/64 s; it is looked after members whenever more than 2 ms have passed."""
     ticks = itertools.count()
-    patience, told = Patience(stopped_s=1.0, silent_s=1.0), []
+    told = []
     late = iter([[B]] * 40 + [[]])
     peers = {B: Stub()}
-    waits = PeerWait(peers, told.append, patience, lambda: next(ticks) / 256, pause=float)
+    waits = PeerWait(peers, told.append, 1.0, lambda: next(ticks) / 256, pause=float)
     waits.wait(lambda: next(late))
     assert len(told) == 40
     assert [] in told
     now, peers = [0.0], {B: Stub(stopped=True)}
-    waits = PeerWait(peers, told.append, patience, lambda: now[0], pause=float)
+    waits = PeerWait(peers, told.append, 1.0, lambda: now[0], pause=float)
     for at, dead in ((0.0, []), (1.0, []), (1.25, [B]), (1.2505, [B])):
         now[0] = at
         assert waits.dead() == dead

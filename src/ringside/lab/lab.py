@@ -89,7 +89,9 @@ class Lab:
     @staticmethod
     def unavailable(delay: bool = False) -> str:
         """Return why no lab (with a delay) can be had on this machine, in one line; "" if it can be."""
-        return tools.delay_unavailable() if delay else tools.unavailable()
+        if (reason := tools.unavailable()) or not delay or os.access("/dev/net/tun", os.R_OK | os.W_OK):
+            return reason
+        return "a delay needs /dev/net/tun, and it cannot be opened"
 
     def __enter__(self) -> Lab:
         reason = self.unavailable(self.delay_s > 0)

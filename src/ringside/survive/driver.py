@@ -339,7 +339,7 @@ class Driver:
         self._close_generation()
 
         others = {member: self._peer(member) for member in record.members if member != seat}
-        self._peer_wait = peer_wait = PeerWait(others, self._attend, job.patience)
+        self._peer_wait = peer_wait = PeerWait(others, self._attend, job.silent_s)
         slots = {rank: own_slots(record, rank, job.per_micro_batch) for rank in record.ranks}
         layout = HostLayout(job.work.flat.size_bytes, job.work.flat.runs, slots)
         points = job.failpoints

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from ringside.errors import StoreGoneError
 from ringside.survive.cluster.failpoints import Failpoints
 from ringside.survive.cluster.links import OpenTransport
-from ringside.survive.cluster.peers import Patience
 from ringside.survive.cluster.rendezvous import Rendezvous
 from ringside.survive.data.micro_batches import StepWork
 from ringside.survive.data.rebalance import Stragglers
@@ -31,7 +30,7 @@ class SurviveJob:
         checkpoints: Where checkpoints go; None: none are written.
         per_micro_batch: Gradients are kept and added up per micro-batch, so that results do not depend on who
             computed what.
-        patience: When a member is given up.
+        silent_s: A member that lives and takes no part is given up after so long, seconds.
         failpoints: Where this process is.
         stragglers: What to do about a rank that takes longer.
         open_transport: Makes a group of members on several hosts; None: there is one host.
@@ -46,7 +45,7 @@ class SurviveJob:
     work: StepWork
     checkpoints: Checkpoints | None
     per_micro_batch: bool
-    patience: Patience
+    silent_s: float
     failpoints: Failpoints
     stragglers: Stragglers
     open_transport: OpenTransport | None

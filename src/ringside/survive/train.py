@@ -30,7 +30,7 @@ from ringside.errors import FinalStateError, MismatchError, RingsideError, Store
 from ringside.survive import connection as passport
 from ringside.survive.audit import committed
 from ringside.survive.cluster.failpoints import Failpoints
-from ringside.survive.cluster.peers import Patience, own_place
+from ringside.survive.cluster.peers import own_place
 from ringside.survive.cluster.rendezvous import Rendezvous
 from ringside.survive.connection import StoreConnection, connect, is_again
 from ringside.survive.data.micro_batches import Collate, DataSet, Loss, StepWork
@@ -207,7 +207,7 @@ def training(
             checkpoints=_resumed(state, checkpoint_dir, final),
             final=final,
             per_micro_batch=reproducible,
-            patience=Patience(silent_s=silent_s),
+            silent_s=silent_s,
             failpoints=Failpoints.of_environment(connection.rank, os.environ),
             stragglers=Stragglers(on_straggler),
             open_transport=None if connection.store is None else connection.open_transport,
