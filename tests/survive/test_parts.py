@@ -24,7 +24,7 @@ from ringside.processes import start_time
 from ringside.survive.all_reduce.between_hosts import cut_off, way_around
 from ringside.survive.audit import SampleDigests, committed
 from ringside.survive.cluster.failpoints import PHASES, Failpoint, Failpoints
-from ringside.survive.cluster.known_workers import KnownWorkers, claim_member, is_gone, refuse_to_be_left_alone
+from ringside.survive.cluster.known_workers import KnownWorkers
 from ringside.survive.cluster.links import PairwiseTransport, Reachability, knock_name
 from ringside.survive.cluster.peers import BEATS_S, PeerPlace, PeerWait, Superseded, own_place
 from ringside.survive.cluster.registers import MemoryRegisters
@@ -267,6 +267,10 @@ KEPT = replace(DEAD, keeper=(os.getpid(), HERE.started))
 ELSEWHERE = replace(DEAD, machine="elsewhere/1")
 
 
+def known_of(rendezvous):
+    return KnownWorkers(rendezvous, 1, lambda seat: 0.0)
+
+
 @pytest.mark.parametrize(
     ("places", "refused", "gone"),
     [
@@ -290,7 +294,7 @@ def test_a_rank_is_gone_when_its_process_is_dead_and_nobody_starts_another(place
         rendezvous.claim(1, 1, replace(place, life=life))
     if refused is not None:
         rendezvous.refuse(1, refused)
-    assert is_gone(rendezvous, 1, 1) == gone
+    assert known_of(rendezvous).is_gone(1) == gone
 
 
 def test_who_is_left_alone_by_refused_strangers_does_not_go_on():
@@ -300,7 +304,7 @@ def test_who_is_left_alone_by_refused_strangers_does_not_go_on():
             rendezvous.claim(1, 2, came)
         for rank in ranks:
             rendezvous.refuse(rank, DEAD)
-        refuse_to_be_left_alone(rendezvous, Generation(1, 2, 0, 0, members, ()), 0)
+        known_of(rendezvous).refuse_to_be_left_alone(Generation(1, 2, 0, 0, members, ()), 0)
 
     left((A, B), 1, 2)
     left((A,), 1)
@@ -308,25 +312,25 @@ def test_who_is_left_alone_by_refused_strangers_does_not_go_on():
     for came in (None, DEAD):
         with pytest.raises(MismatchError, match=r"rank 0 is the only one left.*\(ranks 1 and 2\)"):
             left((A,), 1, 2, came=came)
-    refuse_to_be_left_alone(Rendezvous(MemoryRegisters(), 1), Generation(1, 2, 0, 0, (A,), ()), 0)
+    known_of(Rendezvous(MemoryRegisters(), 1)).refuse_to_be_left_alone(Generation(1, 2, 0, 0, (A,), ()), 0)
 
 
 def test_a_rank_is_claimed_unless_another_living_process_is_it():
     rendezvous = Rendezvous(MemoryRegisters(), 2)
-    known = KnownWorkers(rendezvous, lambda seat: 0.0)
+    known = known_of(rendezvous)
     try:
-        assert claim_member(rendezvous, known, 1, 1, DEAD) == MemberId(1, 1)
-        assert claim_member(rendezvous, known, 1, 1, HERE) == MemberId(1, 2), "the one before is dead"
-        assert claim_member(rendezvous, known, 1, 1, replace(HERE, life=1)) == MemberId(1, 3), "it was this process"
+        assert known.claim(1, DEAD) == MemberId(1, 1)
+        assert known.claim(1, HERE) == MemberId(1, 2), "the one before is dead"
+        assert known.claim(1, replace(HERE, life=1)) == MemberId(1, 3), "it was this process"
         parent = replace(HERE, pid=os.getppid(), started=start_time(os.getppid()))
         rendezvous.claim(1, 1, parent)
         with pytest.raises(MismatchError, match=f"rank 1 of this job runs already, as process {os.getppid()}"):
-            claim_member(rendezvous, known, 1, 1, replace(HERE, life=2))
-        assert known.peer(MemberId(1, 2), 1).is_this_process
-        assert not known.peer(MemberId(1, 4), 1).is_this_process
+            known.claim(1, replace(HERE, life=2))
+        assert known.peer(MemberId(1, 2)).is_this_process
+        assert not known.peer(MemberId(1, 4)).is_this_process
         with pytest.raises(RingsideError, match=r"rank 1 \(epoch 9\) never reported where it runs"):
-            known.peer(MemberId(1, 9), 1)
-        known.ensure_dead(MemberId(1, 2), 1)  # which is this process: nothing is done to it
+            known.peer(MemberId(1, 9))
+        known.ensure_dead(MemberId(1, 2))  # which is this process: nothing is done to it
     finally:
         known.close()
 
@@ -334,13 +338,13 @@ def test_a_rank_is_claimed_unless_another_living_process_is_it():
 def test_of_another_host_a_process_that_beats_is_the_rank_already(monkeypatch):
     rendezvous = Rendezvous(MemoryRegisters(), 2)
     monkeypatch.setattr("time.sleep", lambda seconds: rendezvous.beat(1, B, 2))
-    known = KnownWorkers(rendezvous, lambda seat: 0.0)
+    known = known_of(rendezvous)
     try:
         rendezvous.claim(1, 1, ELSEWHERE)
-        assert claim_member(rendezvous, known, 1, 1, HERE) == MemberId(1, 2), "it never gave a sign of life"
+        assert known.claim(1, HERE) == MemberId(1, 2), "it never gave a sign of life"
         rendezvous.beat(1, B, 1)
         with pytest.raises(MismatchError, match="runs already"):
-            claim_member(rendezvous, known, 1, 1, replace(HERE, life=1))
+            known.claim(1, replace(HERE, life=1))
     finally:
         known.close()
 

@@ -161,7 +161,7 @@ class StateTransfer:
         message = e.RankOffered(tag, seat, f"{job.state.digest():016x}")
         for taker in takers:
             address: Address | None = self._copy.address
-            if job.open_transport is not None and not known.peer(taker, tag.incarnation).here:
+            if job.open_transport is not None and not known.peer(taker).here:
                 address = None  # it is sent
                 if taker not in self._senders:
                     name = transfer_name(tag, seat, taker)
