@@ -45,7 +45,6 @@ class Supervisor:
     Args:
         words: The script and its arguments, or `-m`, a module and its arguments.
         environ: The worker's environment.
-        most: How often it is started anew at most.
         kept: What its workers leave behind.
 
     Attributes:
@@ -54,7 +53,6 @@ class Supervisor:
 
     words: Sequence[str]
     environ: Mapping[str, str]
-    most: int = 1000
     kept: Kept = field(default_factory=Kept)
     starts: int = 0
 
@@ -90,7 +88,7 @@ class Supervisor:
                     return UNFINISHED
                 if status in (0, REFUSED):
                     return UNFINISHED if head.stage is Stage.UNATTENDED else 0
-                if failures >= MOST_FAILURES or ends >= MOST_ENDS or self.starts > self.most:
+                if failures >= MOST_FAILURES or ends >= MOST_ENDS:
                     times = failures if failures >= MOST_FAILURES else ends
                     self._warn(
                         f"{self._how(status)}, {times} times in a row without the job having come further (see the "
