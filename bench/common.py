@@ -6,13 +6,14 @@ All of them are started from the repository's root, `python -m bench.lab`, and s
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,21 @@ def processor_ticks() -> tuple[int, int]:
 def resident_bytes(pid: int | str = "self") -> int:
     """Return how much memory of a process is resident."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextlib.contextmanager
+def process_group(backend: str = "gloo") -> Iterator[None]:
+    """Within it, or in a function that it decorates, this process is a rank of one thread; all ranks leave together."""
+    import torch
+    import torch.distributed as dist
+
+    if backend == "ringside":
+        import ringside  # noqa: F401 - makes the backend known
+    torch.set_num_threads(1)
+    dist.init_process_group(backend)
+    yield
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def slowest_step_s(step: Callable[[], Any], times: int) -> float:

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from bench.common import make_parser, run_own_ranks, slowest_step_s
+from bench.common import make_parser, process_group, run_own_ranks, slowest_step_s
 
 MODULE = "bench.allreduce.process_group"
 SIDES = ("gloo", "ringside", "fake")
@@ -78,15 +78,11 @@ def _job_line(result: dict[str, Any], floor: float) -> str:
 # ------------------------------------------------------------------------------------------------ on every rank
 
 
+@process_group("ringside")
 def _run_rank(blocks: int, only: tuple[str, ...], width: int) -> None:
-    import torch
     import torch.distributed as dist
-    import torch.testing._internal.distributed.fake_pg  # makes the backend "fake" known
+    import torch.testing._internal.distributed.fake_pg  # noqa: F401 - makes the backend "fake" known
 
-    import ringside  # noqa: F401 - makes the backend known
-
-    torch.set_num_threads(1)
-    dist.init_process_group("ringside")
     gloo, fake = (dist.new_group(backend=side) for side in ("gloo", "fake"))
     groups = {"gloo": gloo, "ringside": dist.group.WORLD, "fake": fake}
     results = [
@@ -96,8 +92,6 @@ def _run_rank(blocks: int, only: tuple[str, ...], width: int) -> None:
     ]
     if dist.get_rank() == 0:
         print(json.dumps(results), flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def _take_turns(make: Callable[[Any], Step], groups: dict[str, Any], blocks: int, times: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from statistics import fmean, median
 from typing import Any
 
-from bench.common import make_parser, run_own_ranks
+from bench.common import make_parser, process_group, run_own_ranks
 
 MODULE = "bench.allreduce.serving"
 WORK_SECONDS = 0.002
@@ -60,14 +60,13 @@ def main() -> int:
     return 0
 
 
+@process_group()
 def _run_rank(blocks: int, calls: int, vllm: str | None) -> None:
     import torch
     import torch.distributed as dist
 
     import ringside  # noqa: F401 - makes the backend known
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     groups = {"gloo": dist.group.WORLD, "ringside": dist.new_group(backend="ringside")}
     summed, own, everybody = torch.zeros(4, size, dtype=torch.int32), torch.zeros(6, dtype=torch.int64), None
@@ -108,8 +107,6 @@ def _run_rank(blocks: int, calls: int, vllm: str | None) -> None:
             results.append({"call": call, "how": how, "ratio": median(ratios), "quartiles": quartiles, "sides": told})
     if rank == 0:
         print(json.dumps(results), flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def _block(call: Call, calls: int, is_job: bool, x: Any) -> list[float]:

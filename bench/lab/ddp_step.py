@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from bench.common import Floor, processor_ticks, report_progress, slowest_step_s
+from bench.common import Floor, process_group, processor_ticks, report_progress, slowest_step_s
 from bench.lab.expected import host_bytes, last_bucket_s
 from bench.lab.jobs import run_ranks
 from bench.lab.report import Row, Section
@@ -151,13 +151,12 @@ def busiest_bytes(algorithm: str, size_bytes: int, ranks_per_host: Sequence[int]
 Step = Callable[..., None]
 
 
+@process_group()
 def main(plan: dict[str, Any]) -> None:
     """Train, as one rank, and print the report."""
     import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     models = make_models((STOCK, WATCHED, OURS, CHOSEN, HALF))
     attachments = {name: _attach(model, name, plan["runs"]) for name, model in models.items() if name != STOCK}
     records = StepRecords(attachments[OURS].session)
@@ -198,7 +197,6 @@ def main(plan: dict[str, Any]) -> None:
     dist.barrier()
     for attachment in attachments.values():
         attachment.detach()
-    dist.destroy_process_group()
     print(json.dumps({**report, "half_error": errors[HALF]}), flush=True)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.common import Floor, report_progress
+from bench.common import Floor, process_group, report_progress
 from bench.lab.jobs import KB, MB, Case, Turns, run_ranks, take_turns
 from bench.lab.report import Row, Section, size_words
 from bench.lab.sections import OURS, RATE
@@ -128,18 +128,16 @@ _COLUMNS = [
 ]
 
 
+@process_group()
 def start_anew(plan: dict[str, Any]) -> None:
     """Make communicators on this rank, one after the other.
 
     Prints as JSON, for each, what the selection took and what all of it did (groups, connections, memory), seconds.
     """
-    import torch
     import torch.distributed as dist
 
     import ringside
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     took: list[tuple[float, float]] = []
     for number in range(plan["starts"]):
         dist.barrier()
@@ -150,7 +148,6 @@ def start_anew(plan: dict[str, Any]) -> None:
             dist.barrier()
         if dist.get_rank() == 0:
             print(f"start {number + 1}: {took[-1][0]:.2f} s, all of it {whole_s:.2f} s", file=sys.stderr, flush=True)
-    dist.destroy_process_group()
     print(json.dumps(took), flush=True)
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
-from bench.common import make_parser, report_progress, slowest_step_s
+from bench.common import make_parser, process_group, report_progress, slowest_step_s
 from bench.lab.ddp_step import (
     ALGORITHM,
     GRADIENT_BYTES,
@@ -245,17 +245,10 @@ def train_job(plan: dict[str, Any]) -> dict[str, list[float]]:
 # ------------------------------------------------------------------------------------------------ both
 
 
+@process_group()
 def be_a_rank(plan: dict[str, Any]) -> None:
     """Do what the plan says, and print the report."""
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    report = {"step": step_job, "train": train_job}[plan["job"]](plan)
-    dist.barrier()
-    dist.destroy_process_group()
-    print(json.dumps(report), flush=True)
+    print(json.dumps({"step": step_job, "train": train_job}[plan["job"]](plan)), flush=True)
 
 
 def main() -> int:
