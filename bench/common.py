@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import socket
 import subprocess
@@ -153,6 +154,20 @@ def process_group(backend: str = "gloo") -> Iterator[None]:
     yield
     dist.barrier()
     dist.destroy_process_group()
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the interval that holds a median with 95% confidence, by order statistics; of fewer than 6 values, all.
+
+    Of n values the k smallest are below the median with the binomial's probability, whatever they are drawn from
+    (W. J. Conover, Practical Nonparametric Statistics, section 3.2).
+    """
+    ordered, n = sorted(values), len(values)
+    outside, cut = 0.0, 0
+    while cut < n // 2 and (outside := outside + math.comb(n, cut) / 2**n) <= 0.025:
+        cut += 1
+    first = max(cut - 1, 0)
+    return ordered[first], ordered[n - 1 - first]
 
 
 def slowest_step_s(step: Callable[[], Any], times: int) -> float:

@@ -6,12 +6,11 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from math import comb
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.common import Floor, process_group, report_progress
+from bench.common import Floor, median_interval, process_group, report_progress
 from bench.lab.jobs import KB, MB, Case, Turns, run_ranks, take_turns
 from bench.lab.report import Row, Section, size_words
 from bench.lab.sections import OURS, RATE
@@ -97,20 +96,6 @@ def floors_of(section: Section, starts: Sequence[tuple[float, float]]) -> Iterat
     for row in section.rows:
         what = f"{section.name}, {row['size']} ({row['chosen']}): default's time by Gloo's"
         yield Floor(what, row["ratio"], most=MOST_SLOWER)
-
-
-def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """Return the interval that holds the median with a confidence, by order statistics; fewer than 6 values: all.
-
-    Of n values the k smallest are below the median with the binomial's probability, whatever they are drawn from
-    (W. J. Conover, Practical Nonparametric Statistics, section 3.2).
-    """
-    ordered, n = sorted(values), len(values)
-    cut = 0
-    while cut + 1 < n / 2 and 2 * sum(comb(n, k) for k in range(cut + 1)) / 2**n <= 1 - level:
-        cut += 1
-    first = max(cut - 1, 0)
-    return ordered[first], ordered[n - 1 - first]
 
 
 def _interval_text(interval: tuple[float, float]) -> str:

@@ -24,7 +24,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.common import RANKS_LIMIT_S, ROOT, last_json, make_parser, module_command, process_group, run_ranks_here
+from bench.common import (
+    RANKS_LIMIT_S,
+    ROOT,
+    last_json,
+    make_parser,
+    median_interval,
+    module_command,
+    process_group,
+    run_ranks_here,
+)
 
 GOAL = 0.01
 """The interval's upper end lies below so much of a step."""
@@ -118,12 +127,8 @@ def run_seconds(ranks: int, run_dir: str, *, is_watched: bool) -> float:
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the lower end of the median's 95% interval, the median, and the upper end; NaN for fewer than 6 values."""
-    ordered, count = sorted(values), len(values)
-    inside = math.floor(count / 2 - 0.98 * math.sqrt(count))
-    if count < 6:
-        return math.nan, median(ordered), math.nan
-    inside = max(inside, 0)
-    return ordered[inside], median(ordered), ordered[count - 1 - inside]
+    low, high = median_interval(values) if len(values) >= 6 else (math.nan, math.nan)
+    return low, median(values), high
 
 
 def summarize(name: str, pairs: Sequence[Sequence[float]]) -> dict[str, Any]:
