@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ringside.faults.inject import Link
 from ringside.lab import Lab, RunResult
-from ringside.lab.processes import RankProcesses
 from ringside.launch.follow import Show
 from ringside.launch.torchrun import Launch, parse_command_line
 from ringside.processes import Death
@@ -36,8 +35,7 @@ class LabLaunch(Launch):
         command = [sys.executable, "-m", *parse_command_line(arguments).script]
         # Only what was added: of what is inherited the ranks' own places come first.
         added = {name: value for name, value in environ.items() if os.environ.get(name) != value}
-        self._ranks = RankProcesses(lambda place, stream, line: sink(line))
-        lab.start_ranks(self._ranks, command, added)
+        self._ranks = lab.start_ranks(command, added, lambda place, stream, line: sink(line))
 
     @property
     def deaths(self) -> list[Death]:

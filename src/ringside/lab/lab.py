@@ -165,8 +165,7 @@ class Lab:
             UsageError: There is no such command.
         """
         before = self._all_bytes()
-        with RankProcesses(sink) as ranks:
-            self.start_ranks(ranks, argv, env)
+        with self.start_ranks(argv, env, sink) as ranks:
             finished = ranks.wait(timeout_s, after_failure_s)
             ranks.end()
             results = ranks.results()
@@ -175,21 +174,22 @@ class Lab:
         )
         return RunResult(results, max(result.seconds for result in results), not finished, moved)
 
-    def start_ranks(self, ranks: RankProcesses, argv: Sequence[str], env: Env = None) -> None:
-        """Start a command once per rank, as `run` does; whoever owns `ranks` waits for them, and ends them.
+    def start_ranks(self, argv: Sequence[str], env: Env = None, sink: Sink | None = None) -> RankProcesses:
+        """Start a command once per rank, as `run` does; whoever gets them waits for them, and ends them.
 
         Args:
-            ranks: Takes the processes.
             argv: The command and its arguments.
             env: Variables to add.
+            sink: Takes every line that a rank writes, at once.
 
         Raises:
             UsageError: There is no such command.
         """
         _check_command(argv)
-        port = next(self._ports)
+        ranks, port = RankProcesses(sink), next(self._ports)
         for place in place_ranks(self.ranks_per_host):
             ranks.start(place, self._command(node_of(place.host), argv), self._environ(env, place, port))
+        return ranks
 
     def spawn(
         self, host: int, argv: Sequence[str], env: Env = None, *, stdout: Stream = None, stderr: Stream = None

@@ -147,6 +147,7 @@ class Reachability:
         self._seat, self._incarnation, self._rendezvous = seat, incarnation, rendezvous
         self._open, self._clock = open_transport, clock
         self._threads: set[Worker] = set()
+        self._under_way: Work | None = None
         self._number = 0
         self._begin_anew(())
 
@@ -179,8 +180,7 @@ class Reachability:
 
     def _begin_anew(self, members: tuple[MemberId, ...]) -> None:
         """Begin anew: others are there now."""
-        self._members, self._reached_one, self._tried = members, False, 0
-        self._under_way: Work | None = None
+        self._members, self._reached_one, self._under_way, self._tried = members, False, None, 0
         self._pause_s, self._not_before = FIRST_PAUSE_S, 0.0
         self.unreached: set[MemberId] = set()
 
