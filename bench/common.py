@@ -6,13 +6,15 @@ All of them are started from the repository's root, `python -m bench.lab`, and s
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,27 @@ def run_ranks_here(command: Sequence[str], ranks: int) -> Any:
     return last_json(printed)
 
 
+def run_own_ranks(module: str, ranks: int, lab: str | None, *, rate: str = "1gbit", limit_s: float) -> Any:
+    """Run a module with this process's own words once per rank; return the JSON of rank 0's last line.
+
+    Args:
+        module: Its name.
+        ranks: How many, on this host.
+        lab: On hosts of the network lab instead: `2x3` are two hosts with three ranks each.
+        rate: Of the lab's links.
+        limit_s: For the ranks in the lab to end.
+    """
+    command = module_command(module, *sys.argv[1:])
+    if not lab:
+        return run_ranks_here(command, ranks)
+    from ringside.lab import Lab
+
+    hosts, _, per_host = lab.partition("x")
+    quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    with Lab(hosts=int(hosts), ranks_per_host=int(per_host or 1), rate=rate) as made:
+        return last_json(made.run(command, quiet, timeout_s=limit_s, after_failure_s=5.0).check().ranks[0].stdout)
+
+
 def last_json(printed: str) -> Any:
     """Return what stands as JSON on the last line that a process printed: libraries may print before it."""
     return json.loads(printed.strip().rpartition("\n")[2])
@@ -105,6 +128,46 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def page_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table as a paragraph of a page: with a line's end after it."""
     return markdown_table(head, rows) + "\n"
+
+
+def processor_ticks() -> tuple[int, int]:
+    """Return (idle, all) of what the kernel counts for the cores of this machine, in its ticks."""
+    counted = [int(word) for word in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
+    return counted[3] + counted[4], sum(counted)  # one that waits for a disk is idle
+
+
+def resident_bytes(pid: int | str = "self") -> int:
+    """Return how much memory of a process is resident."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextlib.contextmanager
+def process_group(backend: str = "gloo") -> Iterator[None]:
+    """Within it, or in a function that it decorates, this process is a rank of one thread; all ranks leave together."""
+    import torch
+    import torch.distributed as dist
+
+    if backend == "ringside":
+        import ringside  # noqa: F401 - makes the backend known
+    torch.set_num_threads(1)
+    dist.init_process_group(backend)
+    yield
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the interval that holds a median with 95% confidence, by order statistics; of fewer than 6 values, all.
+
+    Of n values the k smallest are below the median with the binomial's probability, whatever they are drawn from
+    (W. J. Conover, Practical Nonparametric Statistics, section 3.2).
+    """
+    ordered, n = sorted(values), len(values)
+    outside, cut = 0.0, 0
+    while cut < n // 2 and (outside := outside + math.comb(n, cut) / 2**n) <= 0.025:
+        cut += 1
+    first = max(cut - 1, 0)
+    return ordered[first], ordered[n - 1 - first]
 
 
 def slowest_step_s(step: Callable[[], Any], times: int) -> float:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from bench.common import make_parser, module_command, numbers, run_ranks_here, slowest_step_s
+from bench.common import make_parser, module_command, numbers, process_group, run_ranks_here, slowest_step_s
 
 MODULE = "bench.allreduce.ddp_step"
 LAYERS, WIDTH, BATCH = 6, 1024, 32  # 25 MB of gradients
@@ -51,37 +51,32 @@ def main() -> int:
     return 0
 
 
+@process_group()
 def train_rank(blocks: int, steps: int) -> None:
     """Run one rank; rank 0 prints the result as JSON on its last line."""
     import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    try:
-        sides = {side: _step_of(side) for side in SIDES}
-        times: dict[str, list[float]] = {key: [] for key in (*SIDES, "compute")}
-        for step, _ in sides.values():
-            slowest_step_s(step, steps)  # buckets are rebuilt after the first step
-        # Who comes first changes from block to block: the second one finds warmer caches.
-        for block in range(blocks):
-            for side in SIDES if block % 2 else reversed(SIDES):
-                times[side].append(slowest_step_s(sides[side][0], steps))
-            times["compute"].append(slowest_step_s(lambda: sides["gloo"][0](False), steps))
-        pairs = zip(*(model.parameters() for _, model in sides.values()), strict=True)
-        medians = {key: median(values) for key, values in times.items()}
-        result = {
-            "ranks": dist.get_world_size(),
-            "step_seconds": {side: medians[side] for side in SIDES},
-            "step_seconds_no_sync": medians["compute"],
-            "step_ratio": median(g / r for g, r in zip(times["gloo"], times["ringside"], strict=True)),
-            "same_parameters": all(torch.equal(a, b) for a, b in pairs),
-        }
-        if dist.get_rank() == 0:
-            print(json.dumps(result), flush=True)
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+    sides = {side: _step_of(side) for side in SIDES}
+    times: dict[str, list[float]] = {key: [] for key in (*SIDES, "compute")}
+    for step, _ in sides.values():
+        slowest_step_s(step, steps)  # buckets are rebuilt after the first step
+    # Who comes first changes from block to block: the second one finds warmer caches.
+    for block in range(blocks):
+        for side in SIDES if block % 2 else reversed(SIDES):
+            times[side].append(slowest_step_s(sides[side][0], steps))
+        times["compute"].append(slowest_step_s(lambda: sides["gloo"][0](False), steps))
+    pairs = zip(*(model.parameters() for _, model in sides.values()), strict=True)
+    medians = {key: median(values) for key, values in times.items()}
+    result = {
+        "ranks": dist.get_world_size(),
+        "step_seconds": {side: medians[side] for side in SIDES},
+        "step_seconds_no_sync": medians["compute"],
+        "step_ratio": median(g / r for g, r in zip(times["gloo"], times["ringside"], strict=True)),
+        "same_parameters": all(torch.equal(a, b) for a, b in pairs),
+    }
+    if dist.get_rank() == 0:
+        print(json.dumps(result), flush=True)
 
 
 def _step_of(side: str) -> tuple[Callable[..., None], Any]:

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from bench.common import last_json, make_parser, module_command, run_ranks_here, slowest_step_s
+from bench.common import make_parser, process_group, run_own_ranks, slowest_step_s
 
 MODULE = "bench.allreduce.process_group"
 SIDES = ("gloo", "ringside", "fake")
@@ -54,17 +54,7 @@ def main() -> int:
     if "RANK" in os.environ:
         _run_rank(args.blocks, tuple(args.only.split(",")), args.width)
         return 0
-    if args.lab:
-        from ringside.lab import Lab
-
-        hosts, _, per_host = args.lab.partition("x")
-        quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        with Lab(hosts=int(hosts), ranks_per_host=int(per_host or 1), rate=args.rate) as lab:
-            command = module_command(MODULE, *sys.argv[1:])
-            done = lab.run(command, quiet, timeout_s=LAB_S, after_failure_s=5.0).check()
-        results: list[dict[str, Any]] = last_json(done.ranks[0].stdout)
-    else:
-        results = run_ranks_here(module_command(MODULE, *sys.argv[1:]), args.ranks)
+    results: list[dict[str, Any]] = run_own_ranks(MODULE, args.ranks, args.lab, rate=args.rate, limit_s=LAB_S)
     # Floors are promised for two ranks of one host and the model's own width.
     floors = {} if args.lab or args.ranks != 2 or args.width != WIDTH else FLOORS
     lines = [COLUMNS, *(_job_line(result, floors.get(result["job"], 0.0)) for result in results)]
@@ -88,15 +78,11 @@ def _job_line(result: dict[str, Any], floor: float) -> str:
 # ------------------------------------------------------------------------------------------------ on every rank
 
 
+@process_group("ringside")
 def _run_rank(blocks: int, only: tuple[str, ...], width: int) -> None:
-    import torch
     import torch.distributed as dist
-    import torch.testing._internal.distributed.fake_pg  # makes the backend "fake" known
+    import torch.testing._internal.distributed.fake_pg  # noqa: F401 - makes the backend "fake" known
 
-    import ringside  # noqa: F401 - makes the backend known
-
-    torch.set_num_threads(1)
-    dist.init_process_group("ringside")
     gloo, fake = (dist.new_group(backend=side) for side in ("gloo", "fake"))
     groups = {"gloo": gloo, "ringside": dist.group.WORLD, "fake": fake}
     results = [
@@ -106,8 +92,6 @@ def _run_rank(blocks: int, only: tuple[str, ...], width: int) -> None:
     ]
     if dist.get_rank() == 0:
         print(json.dumps(results), flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def _take_turns(make: Callable[[Any], Step], groups: dict[str, Any], blocks: int, times: int) -> dict[str, Any]:

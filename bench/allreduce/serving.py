@@ -22,7 +22,7 @@ from collections.abc import Callable
 from statistics import fmean, median
 from typing import Any
 
-from bench.common import last_json, make_parser, module_command, run_ranks_here
+from bench.common import make_parser, process_group, run_own_ranks
 
 MODULE = "bench.allreduce.serving"
 WORK_SECONDS = 0.002
@@ -46,16 +46,7 @@ def main() -> int:
     if "RANK" in os.environ:
         _run_rank(args.blocks, args.calls, args.vllm)
         return 0
-    if args.lab:
-        from ringside.lab import Lab
-
-        hosts, _, per_host = args.lab.partition("x")
-        quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        with Lab(hosts=int(hosts), ranks_per_host=int(per_host or 1)) as lab:
-            done = lab.run(module_command(MODULE, *sys.argv[1:]), quiet, timeout_s=LAB_S, after_failure_s=5.0).check()
-        results: list[dict[str, Any]] = last_json(done.ranks[0].stdout)
-    else:
-        results = run_ranks_here(module_command(MODULE, *sys.argv[1:]), args.ranks)
+    results: list[dict[str, Any]] = run_own_ranks(MODULE, args.ranks, args.lab, limit_s=LAB_S)
     if args.json:
         print(json.dumps(results, indent=2))
         return 0
@@ -69,14 +60,13 @@ def main() -> int:
     return 0
 
 
+@process_group()
 def _run_rank(blocks: int, calls: int, vllm: str | None) -> None:
     import torch
     import torch.distributed as dist
 
     import ringside  # noqa: F401 - makes the backend known
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     groups = {"gloo": dist.group.WORLD, "ringside": dist.new_group(backend="ringside")}
     summed, own, everybody = torch.zeros(4, size, dtype=torch.int32), torch.zeros(6, dtype=torch.int64), None
@@ -117,8 +107,6 @@ def _run_rank(blocks: int, calls: int, vllm: str | None) -> None:
             results.append({"call": call, "how": how, "ratio": median(ratios), "quartiles": quartiles, "sides": told})
     if rank == 0:
         print(json.dumps(results), flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def _block(call: Call, calls: int, is_job: bool, x: Any) -> list[float]:

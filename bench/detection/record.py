@@ -28,7 +28,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from bench.common import make_parser, module_command
+from bench.common import make_parser, module_command, process_group
 from numpy.typing import NDArray
 
 LOG_STEP = 0.005
@@ -75,6 +75,7 @@ def decode(codes: NDArray[np.uint16]) -> NDArray[np.float64]:
 # ------------------------------------------------------------------------------------------------ on a rank
 
 
+@process_group()
 def train(job: Job, run_dir: str) -> None:
     """Train as one rank until the time is over."""
     import torch
@@ -85,8 +86,6 @@ def train(job: Job, run_dir: str) -> None:
     from ringside.demo.model import ByteGPT, Size
     from ringside.faults.inject import inject, parse_fault
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
     crowd = max(job.ranks // 2, 1)
@@ -126,8 +125,6 @@ def train(job: Job, run_dir: str) -> None:
             if ends[0]:
                 break
     session.end()
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 # ------------------------------------------------------------------------------------------------ the session

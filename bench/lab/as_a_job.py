@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from bench.common import Floor, report_progress
+from bench.common import Floor, process_group, report_progress
 from bench.lab.jobs import DEFAULT, KB, MB, run_ranks
 from bench.lab.report import Row, Section, size_words
 
@@ -154,17 +154,10 @@ _SECTIONS = {"apart": _apart, "mixed": _mixed, "steps": _steps}
 # ------------------------------------------------------------------------------------------------ what a rank runs
 
 
+@process_group()
 def main(plan: dict[str, Any]) -> None:
     """Call all-reduces or train, as one rank, and print what each call took here."""
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    report = _train(plan) if plan["way"] == "steps" else _call(plan)
-    dist.barrier()
-    dist.destroy_process_group()
-    print(json.dumps(report), flush=True)
+    print(json.dumps(_train(plan) if plan["way"] == "steps" else _call(plan)), flush=True)
 
 
 def _call(plan: dict[str, Any]) -> dict[str, Any]:

@@ -18,15 +18,14 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from bench.common import Floor, report_progress, slowest_step_s
+from bench.common import Floor, process_group, processor_ticks, report_progress, slowest_step_s
 from bench.lab.expected import host_bytes, last_bucket_s
 from bench.lab.jobs import run_ranks
-from bench.lab.rank import ticks
 from bench.lab.report import Row, Section
 
 HOSTS, PER_HOST, RATE, SLOWER = 4, 2, "1gbit", "500mbit"
@@ -72,8 +71,8 @@ def section_of(reports: Sequence[dict[str, Any]], full: float, compute: str, rat
     size, sizes = GRADIENT_BYTES, [PER_HOST] * HOSTS
     law = {STOCK: busiest_bytes("gloo", size, sizes), OURS: busiest_bytes(ALGORITHM, size, sizes)}
     law = {STOCK: law[STOCK], WATCHED: law[STOCK], OURS: law[OURS], CHOSEN: law[OURS], HALF: law[OURS] / 2}
-    step = {name: [max(times) for times in zip(*(r["blocks"][name] for r in reports), strict=True)] for name in law}
-    compute_s = median(max(times) for times in zip(*(r["blocks"][COMPUTE] for r in reports), strict=True))
+    step = {name: slowest_blocks(reports, name) for name in law}
+    compute_s = median(slowest_blocks(reports, COMPUTE))
     section = Section(name, "", _COLUMNS)
     buckets = reports[0]["buckets"]
     shares = {name: [law[name] * bucket / sum(buckets) for bucket in buckets] for name in law}
@@ -137,6 +136,11 @@ _COLUMNS = [
 ]
 
 
+def slowest_blocks(reports: Sequence[dict[str, Any]], name: str) -> list[float]:
+    """Return what a step took the slowest rank in each block of a model's, seconds."""
+    return [max(times) for times in zip(*(report["blocks"][name] for report in reports), strict=True)]
+
+
 def busiest_bytes(algorithm: str, size_bytes: int, ranks_per_host: Sequence[int]) -> float:
     """Return what the busiest direction of a host's link carries in an all-reduce, bytes."""
     return max(max(pair) for pair in host_bytes(algorithm, size_bytes, ranks_per_host))
@@ -147,19 +151,13 @@ def busiest_bytes(algorithm: str, size_bytes: int, ranks_per_host: Sequence[int]
 Step = Callable[..., None]
 
 
+@process_group()
 def main(plan: dict[str, Any]) -> None:
     """Train, as one rank, and print the report."""
     import torch
     import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    models = {}
-    for name in (STOCK, WATCHED, OURS, CHOSEN, HALF):
-        torch.manual_seed(0)
-        layers = torch.nn.Sequential(*(make_layer() for _ in range(LAYERS)))
-        models[name] = DistributedDataParallel(layers, bucket_cap_mb=BUCKET_MB)
+    models = make_models((STOCK, WATCHED, OURS, CHOSEN, HALF))
     attachments = {name: _attach(model, name, plan["runs"]) for name, model in models.items() if name != STOCK}
     records = StepRecords(attachments[OURS].session)
     # How much gradients by a bf16 wire differ from stock DDP's, by the largest of them; those of f32 must be close.
@@ -184,10 +182,10 @@ def main(plan: dict[str, Any]) -> None:
     for number in range(plan["blocks"]):
         names = list(steps) if number % 2 else list(reversed(steps))
         for name in names:
-            records.now, before, idle_before = name, time.process_time(), ticks()
+            records.now, before, idle_before = name, time.process_time(), processor_ticks()
             blocks[name].append(slowest_step_s(steps[name], _STEPS))
             cpu[name].append((time.process_time() - before) / _STEPS)
-            spent = [now - then for now, then in zip(ticks(), idle_before, strict=True)]  # (idle, all)
+            spent = [now - then for now, then in zip(processor_ticks(), idle_before, strict=True)]  # (idle, all)
             idle[name].append(spent[0] / max(spent[1], 1))
             records.flush()
         blocks[COMPUTE].append(slowest_step_s(lambda: steps[STOCK](False), _STEPS))
@@ -199,11 +197,23 @@ def main(plan: dict[str, Any]) -> None:
     dist.barrier()
     for attachment in attachments.values():
         attachment.detach()
-    dist.destroy_process_group()
     print(json.dumps({**report, "half_error": errors[HALF]}), flush=True)
 
 
-def make_layer() -> Any:
+def make_models(names: Iterable[str]) -> dict[str, Any]:
+    """Return equal DistributedDataParallel models by name."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    models = {}
+    for name in names:
+        torch.manual_seed(0)
+        layers = torch.nn.Sequential(*(_make_layer() for _ in range(LAYERS)))
+        models[name] = DistributedDataParallel(layers, bucket_cap_mb=BUCKET_MB)
+    return models
+
+
+def _make_layer() -> Any:
     """Return a layer that computes and then waits as long as it is told."""
     import torch
 
@@ -234,17 +244,28 @@ def make_layer() -> Any:
 
 def _attach(model: Any, name: str, runs: str) -> Any:
     """Let a model's gradients travel by `name` and return the attachment."""
+    algorithm, wire = "" if name == CHOSEN else ALGORITHM, "bfloat16" if name == HALF else ""
+    engine = "native" if name == WATCHED else "ringside"
+    return attach_by(model, algorithm, wire, engine=engine, run_dir=Path(runs) / "run")
+
+
+def attach_by(model: Any, algorithm: str, wire: str, engine: str = "ringside", **how: Any) -> Any:
+    """Let a model's gradients travel by an algorithm and a wire dtype, and return the attachment."""
     import ringside
 
-    requested = {"RINGSIDE_ALGORITHM": "" if name == CHOSEN else ALGORITHM}
-    requested["RINGSIDE_WIRE_DTYPE"] = "bfloat16" if name == HALF else ""
-    os.environ.update(requested)
+    with environment(RINGSIDE_ALGORITHM=algorithm, RINGSIDE_WIRE_DTYPE=wire):
+        return ringside.attach(model, engine=engine, **how)
+
+
+@contextlib.contextmanager
+def environment(**values: str) -> Iterator[None]:
+    """Within it these variables, which nobody else has set, have these values."""
+    os.environ.update(values)
     try:
-        engine = "native" if name == WATCHED else "ringside"
-        return ringside.attach(model, engine=engine, run_dir=Path(runs) / "run")
+        yield
     finally:
-        for key in requested:
-            del os.environ[key]
+        for name in values:
+            del os.environ[name]
 
 
 class StepRecords:

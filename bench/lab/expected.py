@@ -140,14 +140,7 @@ def chain(schedule: Schedule) -> int:
     Rounds have no barrier between them, so it may be shorter than the rounds: recursive doubling off a power of two
     takes in what the ranks too many send while others exchange already.
     """
-    # By vertex and chunk, how many messages its content waited for one after the other.
-    depth = np.zeros((schedule.vertices, schedule.chunks), dtype=np.int64)
-    for k in range(schedule.rounds):
-        step = schedule.round(k)
-        before, copies = depth[step.src, step.chunk], ~step.reduce
-        depth[step.dst[copies], step.chunk[copies]] = 0
-        np.maximum.at(depth, (step.dst, step.chunk), before + 1)
-    return int(depth.max(initial=0))
+    return int(_chains(schedule, backward=False)[1].max(initial=0))
 
 
 @lru_cache(maxsize=256)
@@ -157,25 +150,28 @@ def _hops(schedule: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     The content of a chunk at a vertex depends on a chain of messages: those before a message, and those after it that
     carry it on.
     """
-    cells = (schedule.vertices, schedule.chunks)
-    steps = [schedule.round(k) for k in range(schedule.rounds)]
-    least = np.full((2, 2, schedule.vertices), np.iinfo(np.int64).max)
-    depth = np.zeros(cells, dtype=np.int64)  # forward: how long the chain of messages is that a chunk waited for
-    for step in steps:
-        before, copies = depth[step.src, step.chunk], ~step.reduce
+    return _chains(schedule, backward=False)[0], _chains(schedule, backward=True)[0]
+
+
+def _chains(schedule: Schedule, *, backward: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the least hops by direction and vertex as of `_hops`, and how long the chain of each chunk is in the end.
+
+    Args:
+        schedule: Whose messages.
+        backward: Count those that carry a chunk on, in place of those that it waited for.
+    """
+    least = np.full((2, schedule.vertices), np.iinfo(np.int64).max)
+    depth = np.zeros((schedule.vertices, schedule.chunks), dtype=np.int64)
+    rounds = range(schedule.rounds)
+    for step in map(schedule.round, reversed(rounds) if backward else rounds):
+        near, far = (step.dst, step.src) if backward else (step.src, step.dst)
+        hops, copies = depth[near, step.chunk], ~step.reduce
         for side, vertex in enumerate((step.src, step.dst)):
-            np.minimum.at(least[0, side], vertex, before)
+            np.minimum.at(least[side], vertex, hops)
         depth[step.dst[copies], step.chunk[copies]] = 0
-        np.maximum.at(depth, (step.dst, step.chunk), before + 1)
-    rest = np.zeros(cells, dtype=np.int64)  # backward: how long the chain is that carries it on
-    for step in reversed(steps):
-        after, copies = rest[step.dst, step.chunk], ~step.reduce
-        for side, vertex in enumerate((step.src, step.dst)):
-            np.minimum.at(least[1, side], vertex, after)
-        rest[step.dst[copies], step.chunk[copies]] = 0
-        np.maximum.at(rest, (step.src, step.chunk), after + 1)
+        np.maximum.at(depth, (far, step.chunk), hops + 1)
     least[least == np.iinfo(np.int64).max] = 0
-    return least[0], least[1]
+    return least, depth
 
 
 def last_bucket_s(buckets: Sequence[float], compute_s: float, bytes_per_second: float) -> float:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench.common import processor_ticks
 
 from ringside.lab.wiring import INTERFACE
 
@@ -240,7 +241,7 @@ class _Turn:
         dist.barrier(self.group)
         before = counters()
         dist.barrier(self.group)
-        cpu_before, idle_before = time.process_time(), ticks()
+        cpu_before, idle_before = time.process_time(), processor_ticks()
         if self.plan["apart"]:
             spans = self._call_at_agreed_times()
         else:
@@ -248,7 +249,7 @@ class _Turn:
             for _ in range(self.iterations):
                 self.call()
             spans = [(start, time.perf_counter())]
-        cpu_s, idle_after = time.process_time() - cpu_before, ticks()
+        cpu_s, idle_after = time.process_time() - cpu_before, processor_ticks()
         dist.barrier(self.group)
         after = counters()
         report = {
@@ -266,12 +267,6 @@ class _Turn:
         if self.plan["hops"]:
             report["hops"] = [[h.src, h.size_bytes, h.waited, h.first, h.last] for h in self.comm.hops[hops_before:]]
         return report
-
-
-def ticks() -> tuple[int, int]:
-    """Return (idle, all) of what the kernel counts for the cores of this machine, in its ticks."""
-    counted = [int(word) for word in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
-    return counted[3] + counted[4], sum(counted)
 
 
 def counters() -> list[int]:

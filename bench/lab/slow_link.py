@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from bench.common import Floor, last_json, module_command, report_progress
+from bench.common import Floor, last_json, module_command, process_group, report_progress
 from bench.lab.jobs import MB
 from bench.lab.report import Row, Section, size_words
 
@@ -89,13 +89,11 @@ def _run_ranks(rounds: int) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------------------ on every rank
 
 
+@process_group()
 def run_rank(plan: dict[str, Any]) -> None:
     """Call all-reduces as chosen while the link is cut, and then beside named ones, in turn; print a report as JSON."""
-    import torch.distributed as dist
-
     import ringside
 
-    dist.init_process_group("gloo")
     with ringside.communicator(timeout=60) as comm:
         array = np.ones(plan["size_bytes"] // 4, dtype=np.float32)
 
@@ -139,7 +137,6 @@ def run_rank(plan: dict[str, Any]) -> None:
         chosen = comm.explain(array.nbytes).partition(": ")[2].partition(".")[0]
         report: dict[str, Any] = {"before": before, "after": after, "answered": answered, "was": was}
         report |= {"chosen": chosen, "turns": turns, "why": list(comm.revisions)}
-    dist.destroy_process_group()
     print(json.dumps(report), flush=True)
 
 

@@ -6,12 +6,11 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from math import comb
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.common import Floor, report_progress
+from bench.common import Floor, median_interval, process_group, report_progress
 from bench.lab.jobs import KB, MB, Case, Turns, run_ranks, take_turns
 from bench.lab.report import Row, Section, size_words
 from bench.lab.sections import OURS, RATE
@@ -99,20 +98,6 @@ def floors_of(section: Section, starts: Sequence[tuple[float, float]]) -> Iterat
         yield Floor(what, row["ratio"], most=MOST_SLOWER)
 
 
-def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """Return the interval that holds the median with a confidence, by order statistics; fewer than 6 values: all.
-
-    Of n values the k smallest are below the median with the binomial's probability, whatever they are drawn from
-    (W. J. Conover, Practical Nonparametric Statistics, section 3.2).
-    """
-    ordered, n = sorted(values), len(values)
-    cut = 0
-    while cut + 1 < n / 2 and 2 * sum(comb(n, k) for k in range(cut + 1)) / 2**n <= 1 - level:
-        cut += 1
-    first = max(cut - 1, 0)
-    return ordered[first], ordered[n - 1 - first]
-
-
 def _interval_text(interval: tuple[float, float]) -> str:
     return f"{interval[0]:.3f}-{interval[1]:.3f}"
 
@@ -128,18 +113,16 @@ _COLUMNS = [
 ]
 
 
+@process_group()
 def start_anew(plan: dict[str, Any]) -> None:
     """Make communicators on this rank, one after the other.
 
     Prints as JSON, for each, what the selection took and what all of it did (groups, connections, memory), seconds.
     """
-    import torch
     import torch.distributed as dist
 
     import ringside
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     took: list[tuple[float, float]] = []
     for number in range(plan["starts"]):
         dist.barrier()
@@ -150,7 +133,6 @@ def start_anew(plan: dict[str, Any]) -> None:
             dist.barrier()
         if dist.get_rank() == 0:
             print(f"start {number + 1}: {took[-1][0]:.2f} s, all of it {whole_s:.2f} s", file=sys.stderr, flush=True)
-    dist.destroy_process_group()
     print(json.dumps(took), flush=True)
 
 

@@ -16,32 +16,32 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
-from bench.common import make_parser, report_progress, slowest_step_s
+from bench.common import make_parser, process_group, report_progress, slowest_step_s
 from bench.lab.ddp_step import (
     ALGORITHM,
-    BUCKET_MB,
     GRADIENT_BYTES,
     HOSTS,
-    LAYERS,
     PER_HOST,
     StepRecords,
+    attach_by,
     balance,
     busiest_bytes,
-    make_layer,
+    environment,
+    make_models,
     settle,
+    slowest_blocks,
     step_of,
 )
 from bench.lab.jobs import run_ranks
+from bench.lab.rank import counters
 
 STOCK = "stock"
 WIRES = {"f32": "", "bf16": "bfloat16", "int8": "int8", "fp8_e4m3": "fp8_e4m3"}
@@ -63,10 +63,7 @@ def measure_step(args: argparse.Namespace) -> dict[str, Any]:
         plan = {"job": "step", "blocks": args.blocks, "runs": runs, "compute_s": args.compute * ring_s}
         plan["algorithm"] = "" if args.selection else ALGORITHM
         reports = run_ranks(lab, "bench.lab.wire", plan)
-    step = {
-        name: [max(times) for times in zip(*(r["blocks"][name] for r in reports), strict=True)]
-        for name in (STOCK, *WIRES)
-    }
+    step = {name: slowest_blocks(reports, name) for name in (STOCK, *WIRES)}
     first_ranks = reports[::PER_HOST]
     rows = []
     for name, times in step.items():
@@ -107,20 +104,13 @@ def tell_step(found: dict[str, Any]) -> None:
 
 def step_job(plan: dict[str, Any]) -> dict[str, Any]:
     """Train as one rank, every model in turn, and return the report."""
-    import torch
     import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
 
-    encoding = _count_encoding()
-    models, attachments = {}, {}
-    for name in (STOCK, *WIRES):
-        torch.manual_seed(0)
-        layers = torch.nn.Sequential(*(make_layer() for _ in range(LAYERS)))
-        models[name] = DistributedDataParallel(layers, bucket_cap_mb=BUCKET_MB)
-        if name != STOCK:
-            attachments[name] = _attach(
-                models[name], plan["algorithm"], WIRES[name], run_dir=Path(plan["runs"]) / "run"
-            )
+    encoding, run_dir = _count_encoding(), Path(plan["runs"]) / "run"
+    models = make_models((STOCK, *WIRES))
+    attachments = {
+        name: attach_by(models[name], plan["algorithm"], wire, run_dir=run_dir) for name, wire in WIRES.items()
+    }
     records = StepRecords(attachments["f32"].session)
     work = balance(models[STOCK], "wait", plan["compute_s"])
     steps = {name: step_of(model, work) for name, model in models.items()}
@@ -134,12 +124,12 @@ def step_job(plan: dict[str, Any]) -> dict[str, Any]:
     for number in range(plan["blocks"]):
         for name in steps if number % 2 else reversed(steps):
             dist.barrier()
-            records.now, cpu, sent, encoded = name, time.process_time(), _sent_bytes(), encoding[0]
+            records.now, cpu, sent, encoded = name, time.process_time(), counters()[2], encoding[0]
             report["blocks"][name].append(slowest_step_s(steps[name], _STEPS))
             report["cpu_s"][name].append((time.process_time() - cpu) / _STEPS)
             report["encoding_s"][name] = (encoding[0] - encoded) / _STEPS
             dist.barrier()
-            report["link_bytes"][name] = (_sent_bytes() - sent) / _STEPS
+            report["link_bytes"][name] = (counters()[2] - sent) / _STEPS
             records.flush()
         if dist.get_rank() == 0:
             print(f"round {number + 1} of {plan['blocks']}", file=sys.stderr, flush=True)
@@ -148,13 +138,6 @@ def step_job(plan: dict[str, Any]) -> dict[str, Any]:
     for attachment in attachments.values():
         attachment.detach()
     return report
-
-
-def _sent_bytes() -> int:
-    """Return what the interfaces of this host but the loopback have sent."""
-    lines = Path("/proc/net/dev").read_text().splitlines()[2:]
-    rows = [line.partition(":") for line in lines]
-    return sum(int(figures.split()[8]) for name, _, figures in rows if name.strip() != "lo")
 
 
 def _count_encoding() -> list[float]:
@@ -242,8 +225,8 @@ def train_job(plan: dict[str, Any]) -> dict[str, float]:
     for name, (wire, feeds_back) in RUNS.items():
         torch.manual_seed(seed)
         model = DistributedDataParallel(ByteGPT(size), bucket_cap_mb=1)
-        with _environment(RINGSIDE_ERROR_FEEDBACK=feeds_back):
-            attachment = _attach(model, ALGORITHM, wire, monitor=False)
+        with environment(RINGSIDE_ERROR_FEEDBACK=feeds_back):
+            attachment = attach_by(model, ALGORITHM, wire, monitor=False)
         optimizer, generator = make_optimizer(model), np.random.default_rng([seed, rank])
         last = []
         for step in range(plan["steps"]):
@@ -265,35 +248,10 @@ def train_job(plan: dict[str, Any]) -> dict[str, float]:
 # ------------------------------------------------------------------------------------------------ both
 
 
-@contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name in values:
-            del os.environ[name]
-
-
-def _attach(model: Any, algorithm: str, wire: str, **how: Any) -> Any:
-    """Let a model's gradients travel by a wire and return the attachment."""
-    import ringside
-
-    with _environment(RINGSIDE_ALGORITHM=algorithm, RINGSIDE_WIRE_DTYPE=wire):
-        return ringside.attach(model, engine="ringside", **how)
-
-
+@process_group()
 def be_a_rank(plan: dict[str, Any]) -> None:
     """Do what the plan says, and print the report."""
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    report = {"step": step_job, "train": train_job}[plan["job"]](plan)
-    dist.barrier()
-    dist.destroy_process_group()
-    print(json.dumps(report), flush=True)
+    print(json.dumps({"step": step_job, "train": train_job}[plan["job"]](plan)), flush=True)
 
 
 def main() -> int:

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from bench.common import make_parser
+from bench.common import make_parser, process_group
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -46,18 +46,15 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=16, help="pairs of blocks per repeat (default: 16)")
     parser.add_argument("--json", type=Path, help="write the figures there as well")
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rows = []
-    for model, steps in (("tiny", 100), ("gpt", 4)):
-        rows.append(measure_watching(model, steps, args.repeats, args.blocks))
+    with process_group():
+        rows = []
+        for model, steps in (("tiny", 100), ("gpt", 4)):
+            rows.append(measure_watching(model, steps, args.repeats, args.blocks))
+            print_row(rows[-1])
+        rows.append(measure_comparing())
         print_row(rows[-1])
-    rows.append(measure_comparing())
-    print_row(rows[-1])
-    if dist.get_rank() == 0 and args.json:
-        args.json.write_text(json.dumps(rows, indent=2) + "\n")
-    dist.barrier()
-    dist.destroy_process_group()
+        if dist.get_rank() == 0 and args.json:
+            args.json.write_text(json.dumps(rows, indent=2) + "\n")
 
 
 # ------------------------------------------------------------------------------------------------ measuring

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from bench.common import make_parser
+from bench.common import make_parser, resident_bytes
 
 from ringside.monitor.alerts.book import AlertBook
 from ringside.monitor.collector import StepCollector, standard_watchers
@@ -49,7 +49,7 @@ def main() -> None:
             book.tick(collector.newest)
             done = step + BLOCK
             if done % max(args.steps // 10, BLOCK) == 0:
-                first = first or resident_mb()
+                first = first or resident_bytes() / 1e6
                 report_line(done, first, writer, time.perf_counter() - began)
         print(f"verdicts {len(collector.verdicts)}; every {writer.stride}th step is written at the end")
 
@@ -84,15 +84,10 @@ def healthy_records(rng: np.random.Generator, begin: int, ranks: int) -> list[St
     ]
 
 
-def resident_mb() -> float:
-    """Return this process's resident memory, MB."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
-
-
 def report_line(steps: int, first_mb: float, writer: RunWriter, seconds: float) -> None:
     """Print one line."""
     size = (writer.path / "steps.jsonl").stat().st_size
-    now = resident_mb()
+    now = resident_bytes() / 1e6
     print(
         f"{steps:>9,} steps: {now:6.1f} MB resident ({now - first_mb:+.1f}), steps.jsonl {size / 1e6:7.1f} MB, "
         f"{seconds / steps * 1e6:.0f} µs per step",

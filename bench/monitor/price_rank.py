@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
-from bench.common import make_parser
+from bench.common import make_parser, process_group
 from bench.real_runs.rank import GPT, MODELS, burn_of
 from torch.nn.parallel import DistributedDataParallel
 
@@ -104,16 +104,14 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default="gpt")
     parser.add_argument("--inject", nargs="+", default=["none"])
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    corpus = Corpus(None, dist.get_rank(), dist.get_world_size(), GPT.context)
-    for number, fault in enumerate(options.inject):
-        path = Path(os.environ["RINGSIDE_RUN_DIR"], str(number))
-        took = run_fault(options.model, fault, corpus, path)
-        if dist.get_rank() == 0:
-            (path / "pairs.json").write_text(json.dumps(took.pairs))
-        (path / f"twin-{dist.get_rank()}.json").write_text(json.dumps(took.twin))
-    dist.destroy_process_group()
+    with process_group():
+        corpus = Corpus(None, dist.get_rank(), dist.get_world_size(), GPT.context)
+        for number, fault in enumerate(options.inject):
+            path = Path(os.environ["RINGSIDE_RUN_DIR"], str(number))
+            took = run_fault(options.model, fault, corpus, path)
+            if dist.get_rank() == 0:
+                (path / "pairs.json").write_text(json.dumps(took.pairs))
+            (path / f"twin-{dist.get_rank()}.json").write_text(json.dumps(took.twin))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.common import RANKS_LIMIT_S, ROOT, last_json, make_parser, module_command, run_ranks_here
+from bench.common import (
+    RANKS_LIMIT_S,
+    ROOT,
+    last_json,
+    make_parser,
+    median_interval,
+    module_command,
+    process_group,
+    run_ranks_here,
+)
 
 GOAL = 0.01
 """The interval's upper end lies below so much of a step."""
@@ -61,16 +70,14 @@ def plain_step() -> tuple[Any, Any]:
     return ddp, step
 
 
+@process_group()
 def in_blocks(pairs: int, steps: int, run_dir: str) -> dict[str, Any] | None:
     """Train both in turn; on rank 0 return the pairs' seconds per step, watched and plain."""
-    import torch
     import torch.distributed as dist
     from bench.monitor.cost import records_of, time_block, time_pair
 
     import ringside
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     _, plain = plain_step()
     ddp, watched = plain_step()
     session = ringside.attach(ddp, engine="native", run_dir=run_dir, digest_every=0).session
@@ -80,19 +87,14 @@ def in_blocks(pairs: int, steps: int, run_dir: str) -> dict[str, Any] | None:
     found = [time_pair(watched, plain, session, steps, first=bool(number % 2)) for number in range(pairs)]
     session.end()
     own = [record.overhead_seconds for record in records_of(session)]
-    is_first = dist.get_rank() == 0
-    dist.barrier()
-    dist.destroy_process_group()
-    return {"pairs": found, "own_seconds": median(own)} if is_first else None
+    return {"pairs": found, "own_seconds": median(own)} if dist.get_rank() == 0 else None
 
 
+@process_group()
 def as_a_script() -> None:
     """Train as a script that knows nothing of Ringside; rank 0 prints its median step, seconds."""
-    import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     _, step = plain_step()
     taken = []
     for _ in range(SETTLE_STEPS + RUN_STEPS):
@@ -101,8 +103,6 @@ def as_a_script() -> None:
         taken.append(time.perf_counter() - began)
     if dist.get_rank() == 0:
         print(f"{STEP_TAKES} {median(taken[SETTLE_STEPS:])}", flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 # ------------------------------------------------------------------------------------------------ what it comes to
@@ -127,12 +127,8 @@ def run_seconds(ranks: int, run_dir: str, *, is_watched: bool) -> float:
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the lower end of the median's 95% interval, the median, and the upper end; NaN for fewer than 6 values."""
-    ordered, count = sorted(values), len(values)
-    inside = math.floor(count / 2 - 0.98 * math.sqrt(count))
-    if count < 6:
-        return math.nan, median(ordered), math.nan
-    inside = max(inside, 0)
-    return ordered[inside], median(ordered), ordered[count - 1 - inside]
+    low, high = median_interval(values) if len(values) >= 6 else (math.nan, math.nan)
+    return low, median(values), high
 
 
 def summarize(name: str, pairs: Sequence[Sequence[float]]) -> dict[str, Any]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import comb
 from statistics import fmean, median
 from typing import Any
 
-from bench.common import page_table
+from bench.common import median_interval, page_table
 
 from ringside.bench.result import name_of
 from ringside.text import size
@@ -76,16 +75,6 @@ class Cell:
         return "ahead" if self.ratio <= AHEAD else "even"
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95% interval of a median by order statistics: all of them, where there are fewer than six."""
-    ordered, n = sorted(values), len(values)
-    outside, cut = 0.0, 0
-    while cut < n // 2 and (outside := outside + comb(n, cut) / 2**n) <= 0.025:
-        cut += 1
-    cut = max(cut - 1, 0)
-    return ordered[cut], ordered[n - 1 - cut]
-
-
 def cells(launches: Mapping[str, Any]) -> list[Cell]:
     """Return a cell for every case, beside the peer by which we look worst; wrong peers are none."""
     by_case: dict[tuple[Any, ...], dict[str, list[Any]]] = {}
@@ -111,7 +100,7 @@ def _best(key: tuple[Any, ...], peers: Mapping[str, list[Any]]) -> Cell:
 
     both = times("ours"), times("peer")
     work, ranks, case = key
-    low, high = interval(turns)
+    low, high = median_interval(turns)
     wrong = sum(cell["wrong"] for cells_of in peers.values() for cell in cells_of)
     return Cell(work, ranks, case, peer, median(turns), len(turns), low, high, both, wrong)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.common import DOCS, make_parser, names_among, page_table, read_results, report_progress
+from bench.common import DOCS, make_parser, names_among, page_table, process_group, read_results, report_progress
 from bench.lab.jobs import run_ranks
 
 from ringside.predict import LinkClass, Topology
@@ -175,15 +175,11 @@ collectives: list[float] = []  # how long each lasted, seconds
 messages: list[tuple[list[Any], float, float]] = []  # (kind, direction, sender, number), begun, over
 
 
+@process_group("ringside")
 def rank_main(plan: dict[str, Any]) -> None:
     """Train, as one rank, and print the report."""
-    import torch
     import torch.distributed as dist
 
-    import ringside  # noqa: F401 - the process group's name
-
-    torch.set_num_threads(1)
-    dist.init_process_group("ringside")
     time_collectives()
     step = MAKERS[plan["job"].partition("-")[0]](plan["job"], plan["compute_s"])
     for _ in range(2):  # connections open, DDP rebuilds its buckets
@@ -197,8 +193,6 @@ def rank_main(plan: dict[str, Any]) -> None:
         took.append(time.perf_counter() - begun)
         counts += collectives[before:]
     kept = messages[-(len(messages) * plan["steps"] // (plan["steps"] + 2)) :] if messages else []
-    dist.barrier()
-    dist.destroy_process_group()
     print(json.dumps({"steps": took, "collectives": counts, "messages": kept}), flush=True)
 
 

@@ -8,9 +8,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.common import process_group
+
 WARM_UP = 5  # steps: DDP's first buckets, connections, caches
 
 
+@process_group()
 def main(job: dict[str, Any]) -> None:
     """Train, and print what every step took after the warm-up, seconds."""
     import torch
@@ -20,9 +23,7 @@ def main(job: dict[str, Any]) -> None:
     import ringside
     from ringside.faults.inject import inject, parse_fault
 
-    torch.set_num_threads(1)
     torch.manual_seed(0)
-    dist.init_process_group("gloo")
     rank, width = dist.get_rank(), job["width"]
     layers = [torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU()) for _ in range(job["layers"])]
     model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=job["bucket_mb"])
@@ -38,7 +39,6 @@ def main(job: dict[str, Any]) -> None:
         torch.nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
         took.append(time.perf_counter() - began)
-    dist.destroy_process_group()
     print(json.dumps(took[WARM_UP:]))
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.common import module_command
+from bench.common import module_command, processor_ticks
 
 from ringside.errors import RingsideError
 from ringside.faults.inject import Hang, Kill, Stop, parse_fault
@@ -195,8 +195,8 @@ class Others:
 
 
 def _busy_seconds() -> float:
-    ticks = list(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]))
-    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # without idle and waiting for disks
+    idle, every = processor_ticks()
+    return (every - idle) / os.sysconf("SC_CLK_TCK")
 
 
 def _own_seconds() -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import json
-import mmap
 import os
 import signal
 import sys
@@ -19,16 +18,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from bench.common import resident_bytes
 from bench.scale.rank import SETTLE_S, Heard, Job, be_rank, sleep_until
 from bench.scale.shared import Shared
 from torch.distributed import TCPStore
 
+from ringside.bench.plan import free_memory_bytes
 from ringside.errors import RingsideError
 from ringside.monitor.run.directory import STEPS
-from ringside.processes import die_with_parent
+from ringside.processes import die_with_parent, read_stat
 
 LEAST_FREE_BYTES = 2 << 30  # of memory; with less the machine would kill processes by its own choice
 # Steps before anything is measured: connections, first allocations, pages that processes share until they write.
@@ -165,7 +165,7 @@ def run(job: Job, run_dir: Path, *, tell: Callable[[str], None] = lambda _: None
 def _check_memory(rank: int, ranks: int) -> None:
     if rank % 32:  # asking costs as much as a fork
         return
-    free = 1024 * int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0])
+    free = free_memory_bytes()
     if free < LEAST_FREE_BYTES:
         raise RingsideError(
             f"{rank} of {ranks} processes have left {free >> 20} MB of memory free: use fewer --ranks, or a machine "
@@ -179,7 +179,7 @@ def _observe(job: Job, shared: Shared, pids: list[int], outcome: Outcome) -> Non
     others = pids[1 :: max(1, (job.ranks - 1) // SAMPLED_RANKS)][:SAMPLED_RANKS]
     watched = [pids[0], os.getpid(), *others]
     sleep_until(start + ends[min(WARM_STEPS, job.steps // 2)])
-    completed, rss, began, before = int(shared.completed[0]), _rss_bytes(pids[0]), time.monotonic(), _cpu(watched)
+    completed, rss, began, before = int(shared.completed[0]), resident_bytes(pids[0]), time.monotonic(), _cpu(watched)
     while time.monotonic() < start + ends[-1] and not shared.failed.any():
         sleep_until(min(time.monotonic() + SAMPLE_S, start + ends[-1]))
         outcome.lag_steps.append(int(shared.sent.max() - shared.completed[0]))
@@ -197,18 +197,10 @@ def _observe(job: Job, shared: Shared, pids: list[int], outcome: Outcome) -> Non
     if others:
         pages = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in others]
         outcome.rank_pss_bytes = int(np.mean([1024 * int(text.split("\nPss:")[1].split()[0]) for text in pages]))
-    outcome.chief_rss_bytes = _rss_bytes(pids[0])
+    outcome.chief_rss_bytes = resident_bytes(pids[0])
     outcome.chief_grown_bytes = outcome.chief_rss_bytes - rss
 
 
 def _cpu(pids: list[int]) -> list[float]:
     """CPU seconds of processes so far, all their threads."""
-    found = []
-    for pid in pids:
-        fields: Any = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        found.append((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
-    return found
-
-
-def _rss_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * mmap.PAGESIZE
+    return [stat.cpu_s for pid in pids if (stat := read_stat(pid)) is not None]

@@ -66,18 +66,14 @@ class Job:
         """Play a step: return when each rank is done, and how long it was blocked along each dimension."""
         blocked = {name: np.zeros(self.shape) for name in AXES}
         began = now
-        for stage in range(STAGES):  # forward, one micro-batch for all: a stage waits for the one before
-            if stage:
-                ready = np.maximum(now[stage], now[stage - 1])
+        # One micro-batch for all: forward a stage waits for the one before, backward for the one behind.
+        forward = [(stage, stage - 1, 1.0) for stage in range(STAGES)]
+        for stage, awaited, pieces in [*forward, *((stage, stage + 1, 2.0) for stage in reversed(range(STAGES)))]:
+            if 0 <= awaited < STAGES:
+                ready = np.maximum(now[stage], now[awaited])
                 blocked["pp"][stage] += ready - now[stage]
                 now = np.concatenate([now[:stage], ready[None], now[stage + 1 :]])
-            now = self._layers(now, factor, blocked, slice(stage, stage + 1), 1.0)
-        for stage in reversed(range(STAGES)):
-            if stage < STAGES - 1:
-                ready = np.maximum(now[stage], now[stage + 1])
-                blocked["pp"][stage] += ready - now[stage]
-                now = np.concatenate([now[:stage], ready[None], now[stage + 1 :]])
-            now = self._layers(now, factor, blocked, slice(stage, stage + 1), 2.0)
+            now = self._layers(now, factor, blocked, slice(stage, stage + 1), pieces)
         over = np.broadcast_to(now.max(axis=1, keepdims=True), self.shape) + TRANSFER_S
         blocked["dp"] += over - now
         return over, {"seconds": over - began, **blocked}

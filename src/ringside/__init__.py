@@ -27,19 +27,12 @@ from ringside.errors import (
 from ringside.installation import warn_of_namesake
 
 if TYPE_CHECKING:
-    from ringside import survive as survive
-    from ringside.engine import Communicator as Communicator
-    from ringside.engine import HostCommunicator as HostCommunicator
-    from ringside.engine import Work as Work
-    from ringside.engine import init as init
-    from ringside.monitor import Verdict as Verdict
-    from ringside.pytorch import Attachment as Attachment
-    from ringside.pytorch import attach as attach
-    from ringside.pytorch import log_step as log_step
-    from ringside.pytorch import watch as watch
-    from ringside.pytorch.communicator.communicator import GroupCommunicator as GroupCommunicator
-    from ringside.pytorch.communicator.communicator import communicator as communicator
-    from ringside.view.run.recorded import Run as Run
+    from ringside import survive
+    from ringside.engine import Communicator, HostCommunicator, Work, init
+    from ringside.monitor import Verdict
+    from ringside.pytorch import Attachment, attach, log_step, watch
+    from ringside.pytorch.communicator.communicator import GroupCommunicator, communicator
+    from ringside.view.run.recorded import Run
 
     _kinds: tuple[type[Communicator], ...] = (HostCommunicator, GroupCommunicator)  # mypy: both can do all of it
 
@@ -69,24 +62,18 @@ __all__ = [
 ]
 
 _LAZY = {
-    "init": "ringside.engine",
-    "Communicator": "ringside.engine",
-    "HostCommunicator": "ringside.engine",
-    "GroupCommunicator": "ringside.pytorch.communicator.communicator",
-    "communicator": "ringside.pytorch.communicator.communicator",
-    "Run": "ringside.view.run.recorded",
-    "attach": "ringside.pytorch",
-    "log_step": "ringside.pytorch",
-    "watch": "ringside.pytorch",
-    "Attachment": "ringside.pytorch",
-    "Verdict": "ringside.monitor",
-    "Work": "ringside.engine",
+    "ringside.engine": ("Communicator", "HostCommunicator", "Work", "init"),
+    "ringside.monitor": ("Verdict",),
+    "ringside.pytorch": ("Attachment", "attach", "log_step", "watch"),
+    "ringside.pytorch.communicator.communicator": ("GroupCommunicator", "communicator"),
+    "ringside.view.run.recorded": ("Run",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
+    for module, names in _LAZY.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
     if name == "survive":
         return importlib.import_module("ringside.survive")
     raise AttributeError(f"module 'ringside' has no attribute {name!r}")

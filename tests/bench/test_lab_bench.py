@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from bench.common import median_interval
 from bench.lab.expected import (
     SEGMENT_BYTES,
     busiest,
@@ -23,7 +24,7 @@ from bench.lab.expected import (
 from bench.lab.jobs import Case, Turn, Turns
 from bench.lab.ordered_play import fair, shared_bytes
 from bench.lab.report import Floor, Section, filled, size_words, verdict
-from bench.lab.tuner import floors_of, median_interval, row_of, starts_of
+from bench.lab.tuner import floors_of, row_of, starts_of
 
 from ringside.schedule import ALGORITHMS
 
@@ -154,8 +155,8 @@ def test_a_ratio_is_the_median_of_neighbours():
 def test_the_median_s_interval_leaves_out_what_chance_puts_on_one_side_of_it():
     assert median_interval([3.0, 1.0, 2.0]) == (1.0, 3.0)  # no interval of so few holds it so often
     assert median_interval(list(range(9))) == (1, 7)  # 20 of 512 nines have fewer than two on one side
+    assert median_interval(list(range(10))) == (1, 8)  # of ten the second and the ninth: 97.9%
     assert median_interval(list(range(15))) == (3, 11)
-    assert median_interval(list(range(15)), level=0.5) == (5, 9)  # 30% of the time outside, the next one 61%
 
 
 def test_a_choice_slower_than_stock_gloo_by_more_than_5_percent_is_a_miss_and_so_is_a_slow_start():

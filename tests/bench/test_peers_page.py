@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from bench.allreduce.call_profile import table
 from bench.peers import __main__ as run
-from bench.peers.page import cells, interval, page
+from bench.peers.page import cells, page
 
 from ringside.bench.messages import Skipped
 from ringside.bench.plan import BenchPlan
@@ -29,12 +29,6 @@ def cell(
 def launch(*found: dict[str, Any], failed: str = "") -> dict[str, Any]:
     told = {"failed": failed, "about": "version 1", "took_s": 1.0, "load": 7.2, "date": "2026-11-27"}
     return {"cells": list(found), **told}
-
-
-def test_the_interval_of_a_median_is_by_order_statistics() -> None:
-    assert interval([5.0, 1.0, 3.0]) == (1.0, 5.0)  # too few: all of them
-    assert interval(list(map(float, range(10)))) == (1.0, 8.0)  # of ten the second and the ninth: 97.9%
-    assert interval(list(map(float, range(15)))) == (3.0, 11.0)
 
 
 def test_a_cell_is_of_neighbouring_turns_beside_the_peer_by_which_ours_looks_worst() -> None:

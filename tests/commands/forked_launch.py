@@ -46,7 +46,7 @@ class ForkedLaunch:
         self, arguments: Sequence[str], environ: Mapping[str, str], sink: Callable[[str], None] | None = None
     ) -> ForkedLaunch:
         """Begin, with what torchrun would be given."""
-        line = parse_command_line(arguments, ours=())
+        line = parse_command_line(arguments)
         flags = " ".join(line.flags).replace("_", "-").replace("=", " ").split()
         self._team = Team(int(flags[flags.index("--nproc-per-node") + 1]), {**environ, "MASTER_PORT": str(free_port())})
         self._sink = sink

@@ -12,7 +12,7 @@ import ringside.autoload
 from ringside.commands import main
 from ringside.commands.run import failure_line, start_line
 from ringside.errors import UsageError
-from ringside.launch.torchrun import SWITCHES, is_without_rank_0, parse_command_line, with_defaults
+from ringside.launch.torchrun import SWITCHES, parse_command_line
 from ringside.processes import Death
 
 from . import launched
@@ -126,7 +126,7 @@ def test_what_ranks_recorded_is_reported_beside_it(tmp_path, command):
 
 
 def test_a_script_alone_needs_no_flag():
-    line = parse_command_line(["train.py", "--nproc-per-node", "none"], ours=())
+    line = parse_command_line(["train.py", "--nproc-per-node", "none"])
     line.check_ranks()
     assert (line.flags, line.script) == ((), ("train.py", "--nproc-per-node", "none"))
 
@@ -276,8 +276,8 @@ def test_the_class_is_changed_once_when_torch_comes():
     ],
 )  # fmt: skip
 def test_flags_are_passed_on_as_they_are(words, given):
-    line = parse_command_line(words.split(), ours=("--run-dir",))
-    assert with_defaults(line, "7", {}) == given.split()
+    line = parse_command_line(words.split(), ours=("--run-dir",), environ={})
+    assert line.with_defaults("7") == given.split()
     assert line.ours == ({"--run-dir": "d"} if words.startswith("--run-dir") else {})
 
 
@@ -291,7 +291,7 @@ def test_flags_are_passed_on_as_they_are(words, given):
 )
 def test_what_the_environment_tells_torchrun_is_not_overridden(option, given):
     environ = dict(word.split("=") for word in option.split())
-    assert with_defaults(parse_command_line(["train.py"], ours=()), "7", environ) == given.split()
+    assert parse_command_line(["train.py"], environ=environ).with_defaults("7") == given.split()
 
 
 @pytest.mark.parametrize("words", ["", "--nproc-per-node", "--nproc-per-node 2", "--standalone", "--run-dir d"])
@@ -311,23 +311,24 @@ def test_a_command_line_without_a_script_is_refused(words):
     ],
 )
 def test_at_the_start_it_is_said_what_is_watched_and_where_it_is_recorded(words, said):
-    line = parse_command_line(words.split(), ours=())
-    assert said in start_line(line, Path("a/run"), {})
-    assert is_without_rank_0(line, {}) == ("--node-rank 1" in words)
+    line = parse_command_line(words.split(), environ={})
+    assert said in start_line(line, Path("a/run"))
+    assert line.is_without_rank_0 == ("--node-rank 1" in words)
 
 
 def test_the_page_about_nodes_shows_what_each_node_says():
     page = (Path(__file__).parents[2] / "docs" / "multi-node.md").read_text()
     shown = re.findall(r"^\$ RINGSIDE_ENGINE=native ringside run (.*)\nringside run: (.*)$", page, re.MULTILINE)
     for words, said in shown:
-        assert start_line(parse_command_line(words.split(), ours=("--run-dir",)), Path("runs/train"), {}) == said
+        line = parse_command_line(words.split(), ours=("--run-dir",), environ={})
+        assert start_line(line, Path("runs/train")) == said
     assert len(shown) == 2
 
 
 def test_places_in_the_environment_count_as_well():
-    line = parse_command_line(["train.py"], ours=())
     environ = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "4"}
-    assert start_line(line, Path("run"), environ) == "watching 4 ranks on this node; the node of rank 0 records"
+    line = parse_command_line(["train.py"], environ=environ)
+    assert start_line(line, Path("run")) == "watching 4 ranks on this node; the node of rank 0 records"
 
 
 @pytest.mark.parametrize(

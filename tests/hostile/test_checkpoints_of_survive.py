@@ -16,7 +16,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ringside.survive.state.checkpoint import Checkpoints, read  # noqa: E402
+from ringside.survive.state.checkpoint import Checkpoints  # noqa: E402
 
 RUN = []
 
@@ -185,14 +185,6 @@ def test_what_is_no_file_of_ours_is_passed_over(tmp_path, wrong):
     assert checkpoints.newest()["step"] == 1
 
 
-def test_one_that_was_written_without_digests_of_files_is_read(tmp_path):
-    path = Checkpoints(tmp_path).write(tree(2))
-    about = json.loads((path / "ringside.json").read_text())
-    about.pop("files")
-    (path / "ringside.json").write_text(json.dumps(about))
-    assert torch.equal(read(path)["model"]["w"], tree(2)["model"]["w"])
-
-
 def test_what_a_writer_that_was_killed_left_is_removed_by_the_next(tmp_path):
     script = Path(__file__).parent / "scripts" / "killed_writer.py"
     killed = subprocess.run([sys.executable, script, tmp_path], timeout=120)
@@ -226,13 +218,11 @@ def test_only_what_dead_writers_left_is_removed(tmp_path):
     stays = [
         f".step-00000001-{here}-{pid}-{started}-00000001",  # this process lives
         f".step-00000001-{other}-{os.getpid()}-{started + 1}-00000001",  # on another host, and writing
-        ".step-00000001-4711",  # of an older version, and writing
         ".other",
     ]
     goes = [
         f".step-00000001-{here}-{os.getpid()}-{started + 1}-00000001",  # its number was given to this process
         f".step-00000001-{other}-{os.getpid()}-{started}-00000002",
-        ".step-00000001-4712",
         ".gone-0123",
     ]
     shutil.rmtree(tmp_path / "before")

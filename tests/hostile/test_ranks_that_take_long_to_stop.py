@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ringside.launch import torchrun as launch
-from ringside.launch.torchrun import parse_command_line, shutdown_timeout_s, signals_to_handle
+from ringside.launch.torchrun import parse_command_line
 
 SAVES = """
 import pathlib, signal, time
@@ -52,7 +52,7 @@ def test_a_rank_saves_for_longer_than_our_own_patience(tmp_path: Path, monkeypat
 def test_torchruns_patience_is_found_where_torchrun_finds_it(
     flags: list[str], environ: dict[str, str], seconds: float
 ) -> None:
-    assert shutdown_timeout_s(parse_command_line([*flags, "train.py"], ours=()), environ) == seconds
+    assert parse_command_line([*flags, "train.py"], environ=environ).shutdown_timeout_s == seconds
 
 
 @pytest.mark.parametrize(
@@ -65,5 +65,5 @@ def test_torchruns_patience_is_found_where_torchrun_finds_it(
     ],
 )
 def test_what_torchrun_passes_on_is_passed_on_to_it(flags: list[str], environ: dict[str, str], names: set[str]) -> None:
-    line = parse_command_line([*flags, "train.py"], ours=())
-    assert {number.name for number in signals_to_handle(line, environ)} == names
+    line = parse_command_line([*flags, "train.py"], environ=environ)
+    assert {number.name for number in line.signals_to_handle} == names

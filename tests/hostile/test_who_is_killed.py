@@ -44,7 +44,7 @@ def start():
 @pytest.fixture
 def known():
     rendezvous = Rendezvous(MemoryRegisters(), 2)
-    found = KnownWorkers(rendezvous, lambda _: 0.0)
+    found = KnownWorkers(rendezvous, 1, lambda _: 0.0)
     yield rendezvous, found
     found.close()
 
@@ -53,8 +53,8 @@ def ensure_dead(known, pid):
     """Leave a rank out that the store says is a process; return whether that one lives on."""
     rendezvous, found = known
     seat = rendezvous.claim(1, 1, PeerPlace(own_place().machine, pid, start_time(pid)))
-    found.ensure_dead(seat, 1)
-    found.close_all()
+    found.ensure_dead(seat)
+    found.close()
     stat = read_stat(pid)
     return stat is not None and not stat.ended
 

@@ -191,11 +191,11 @@ def test_why_there_is_no_lab_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(tools.subprocess, "run", breaks)
     assert ask().startswith("the lab needs unshare to work")
     monkeypatch.setattr(tools, "unavailable", lambda: "no lab at all")
-    assert tools.delay_unavailable() == "no lab at all"
+    assert Lab.unavailable(delay=True) == "no lab at all"
     monkeypatch.setattr(tools, "unavailable", lambda: "")
     for able in (True, False):
         monkeypatch.setattr(tools.os, "access", lambda path, mode, able=able: able and mode == os.R_OK | os.W_OK)
-        assert (tools.delay_unavailable() == "") is able
+        assert (Lab.unavailable(delay=True) == "") is able
 
 
 def test_counters_of_the_kernel_are_read_by_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from ringside.commands import build_parser
 from ringside.commands import run as run_command
-from ringside.launch.torchrun import parse_command_line, with_defaults
+from ringside.launch.torchrun import parse_command_line
 
 
 def anchors(page: Path) -> set[str]:
@@ -36,4 +36,4 @@ def parse(command: str) -> None:
         switches = (run_command.NCCL, run_command.SURVIVE, *run_command.VERBOSE, *run_command.QUIET)
         line = parse_command_line(args.words, ours=run_command.OURS, switches=switches)
         line.check_ranks()
-        torchrun.get_args_parser().parse_args(with_defaults(line, "2"))
+        torchrun.get_args_parser().parse_args(line.with_defaults("2"))

@@ -24,9 +24,9 @@ from ringside.processes import start_time
 from ringside.survive.all_reduce.between_hosts import cut_off, way_around
 from ringside.survive.audit import SampleDigests, committed
 from ringside.survive.cluster.failpoints import PHASES, Failpoint, Failpoints
-from ringside.survive.cluster.known_workers import KnownWorkers, claim_member, is_gone, refuse_to_be_left_alone
-from ringside.survive.cluster.links import PairwiseTransport, ReachabilityProbe, ReachabilityResponder, knock_name
-from ringside.survive.cluster.peers import BEATS_S, Patience, PeerPlace, PeerWait, Superseded, own_place
+from ringside.survive.cluster.known_workers import KnownWorkers
+from ringside.survive.cluster.links import PairwiseTransport, Reachability, knock_name
+from ringside.survive.cluster.peers import BEATS_S, PeerPlace, PeerWait, Superseded, own_place
 from ringside.survive.cluster.registers import MemoryRegisters
 from ringside.survive.cluster.rendezvous import (
     EVERY_S,
@@ -114,15 +114,11 @@ class Stub:
 
 
 @pytest.mark.parametrize(
-    ("peer", "patience"),
-    [
-        (Stub(ended=True), Patience()),
-        (Stub(stopped=True), Patience(stopped_s=1.0, silent_s=1e9)),
-        (Stub(), Patience(silent_s=2.0)),
-    ],
+    ("peer", "silent_s"),
+    [(Stub(ended=True), 60.0), (Stub(stopped=True), 1e9), (Stub(), 2.0)],
     ids=["dead", "stopped", "silent"],
 )
-def test_whoever_is_dead_stopped_or_silent_is_told_while_waiting(peer, patience):
+def test_whoever_is_dead_stopped_or_silent_is_told_while_waiting(peer, silent_s):
     clock = itertools.count(step=0.01).__next__
     told = []
 
@@ -132,23 +128,23 @@ def test_whoever_is_dead_stopped_or_silent_is_told_while_waiting(peer, patience)
             raise Superseded
 
     with pytest.raises(Superseded):
-        PeerWait({B: peer}, attend, patience, clock, pause=float).wait(lambda: [B])
+        PeerWait({B: peer}, attend, silent_s, clock, pause=float).wait(lambda: [B])
     assert told == [B]
-    PeerWait({B: peer}, attend, patience, clock, pause=float).wait(list)
+    PeerWait({B: peer}, attend, silent_s, clock, pause=float).wait(list)
 
 
 def test_who_is_slow_is_awaited_for_its_time_and_one_that_goes_on_is_not_dead():
     """A look at the clock takes 1/64 s; it is looked after members whenever more than 2 ms have passed."""
     ticks = itertools.count()
-    patience, told = Patience(stopped_s=1.0, silent_s=1.0), []
+    told = []
     late = iter([[B]] * 40 + [[]])
     peers = {B: Stub()}
-    waits = PeerWait(peers, told.append, patience, lambda: next(ticks) / 256, pause=float)
+    waits = PeerWait(peers, told.append, 1.0, lambda: next(ticks) / 256, pause=float)
     waits.wait(lambda: next(late))
     assert len(told) == 40
     assert [] in told
     now, peers = [0.0], {B: Stub(stopped=True)}
-    waits = PeerWait(peers, told.append, patience, lambda: now[0], pause=float)
+    waits = PeerWait(peers, told.append, 1.0, lambda: now[0], pause=float)
     for at, dead in ((0.0, []), (1.0, []), (1.25, [B]), (1.2505, [B])):
         now[0] = at
         assert waits.dead() == dead
@@ -271,6 +267,10 @@ KEPT = replace(DEAD, keeper=(os.getpid(), HERE.started))
 ELSEWHERE = replace(DEAD, machine="elsewhere/1")
 
 
+def known_of(rendezvous):
+    return KnownWorkers(rendezvous, 1, lambda seat: 0.0)
+
+
 @pytest.mark.parametrize(
     ("places", "refused", "gone"),
     [
@@ -294,7 +294,7 @@ def test_a_rank_is_gone_when_its_process_is_dead_and_nobody_starts_another(place
         rendezvous.claim(1, 1, replace(place, life=life))
     if refused is not None:
         rendezvous.refuse(1, refused)
-    assert is_gone(rendezvous, 1, 1) == gone
+    assert known_of(rendezvous).is_gone(1) == gone
 
 
 def test_who_is_left_alone_by_refused_strangers_does_not_go_on():
@@ -304,7 +304,7 @@ def test_who_is_left_alone_by_refused_strangers_does_not_go_on():
             rendezvous.claim(1, 2, came)
         for rank in ranks:
             rendezvous.refuse(rank, DEAD)
-        refuse_to_be_left_alone(rendezvous, Generation(1, 2, 0, 0, members, ()), 0)
+        known_of(rendezvous).refuse_to_be_left_alone(Generation(1, 2, 0, 0, members, ()), 0)
 
     left((A, B), 1, 2)
     left((A,), 1)
@@ -312,25 +312,25 @@ def test_who_is_left_alone_by_refused_strangers_does_not_go_on():
     for came in (None, DEAD):
         with pytest.raises(MismatchError, match=r"rank 0 is the only one left.*\(ranks 1 and 2\)"):
             left((A,), 1, 2, came=came)
-    refuse_to_be_left_alone(Rendezvous(MemoryRegisters(), 1), Generation(1, 2, 0, 0, (A,), ()), 0)
+    known_of(Rendezvous(MemoryRegisters(), 1)).refuse_to_be_left_alone(Generation(1, 2, 0, 0, (A,), ()), 0)
 
 
 def test_a_rank_is_claimed_unless_another_living_process_is_it():
     rendezvous = Rendezvous(MemoryRegisters(), 2)
-    known = KnownWorkers(rendezvous, lambda seat: 0.0)
+    known = known_of(rendezvous)
     try:
-        assert claim_member(rendezvous, known, 1, 1, DEAD) == MemberId(1, 1)
-        assert claim_member(rendezvous, known, 1, 1, HERE) == MemberId(1, 2), "the one before is dead"
-        assert claim_member(rendezvous, known, 1, 1, replace(HERE, life=1)) == MemberId(1, 3), "it was this process"
+        assert known.claim(1, DEAD) == MemberId(1, 1)
+        assert known.claim(1, HERE) == MemberId(1, 2), "the one before is dead"
+        assert known.claim(1, replace(HERE, life=1)) == MemberId(1, 3), "it was this process"
         parent = replace(HERE, pid=os.getppid(), started=start_time(os.getppid()))
         rendezvous.claim(1, 1, parent)
         with pytest.raises(MismatchError, match=f"rank 1 of this job runs already, as process {os.getppid()}"):
-            claim_member(rendezvous, known, 1, 1, replace(HERE, life=2))
-        assert known.peer(MemberId(1, 2), 1).is_this_process
-        assert not known.peer(MemberId(1, 4), 1).is_this_process
+            known.claim(1, replace(HERE, life=2))
+        assert known.peer(MemberId(1, 2)).is_this_process
+        assert not known.peer(MemberId(1, 4)).is_this_process
         with pytest.raises(RingsideError, match=r"rank 1 \(epoch 9\) never reported where it runs"):
-            known.peer(MemberId(1, 9), 1)
-        known.ensure_dead(MemberId(1, 2), 1)  # which is this process: nothing is done to it
+            known.peer(MemberId(1, 9))
+        known.ensure_dead(MemberId(1, 2))  # which is this process: nothing is done to it
     finally:
         known.close()
 
@@ -338,13 +338,13 @@ def test_a_rank_is_claimed_unless_another_living_process_is_it():
 def test_of_another_host_a_process_that_beats_is_the_rank_already(monkeypatch):
     rendezvous = Rendezvous(MemoryRegisters(), 2)
     monkeypatch.setattr("time.sleep", lambda seconds: rendezvous.beat(1, B, 2))
-    known = KnownWorkers(rendezvous, lambda seat: 0.0)
+    known = known_of(rendezvous)
     try:
         rendezvous.claim(1, 1, ELSEWHERE)
-        assert claim_member(rendezvous, known, 1, 1, HERE) == MemberId(1, 2), "it never gave a sign of life"
+        assert known.claim(1, HERE) == MemberId(1, 2), "it never gave a sign of life"
         rendezvous.beat(1, B, 1)
         with pytest.raises(MismatchError, match="runs already"):
-            claim_member(rendezvous, known, 1, 1, replace(HERE, life=1))
+            known.claim(1, replace(HERE, life=1))
     finally:
         known.close()
 
@@ -507,7 +507,7 @@ def test_a_command_line_is_given_to_keepers(words, script, monkeypatch):
     started = []
     monkeypatch.setattr(run, "Launch", lambda command, _: started.append(command))
     monkeypatch.setattr(run, "wait_or_stop", lambda *_: 3)
-    assert run.run_surviving(parse_command_line(words, ours=())) == 3
+    assert run.run_surviving(parse_command_line(words)) == 3
     (command,) = started
     flags, given = command[: -len(script)], command[-len(script) :]
     assert tuple(given) == script
@@ -647,7 +647,7 @@ def asked_until(knocker, outcome, *members):
 
 def test_whoever_gets_no_connection_knocks_less_and_less_often_and_says_so(caplog):
     now, carry, registers = [0.0], Unreached(), MemoryRegisters()
-    knocker = ReachabilityProbe(B, 1, Rendezvous(registers, 2), carry, clock=lambda: now[0])
+    knocker = Reachability(B, 1, Rendezvous(registers, 2), carry, clock=lambda: now[0])
     for pause in (5, 10, 20):
         asked_until(knocker, False, A)
         assert caplog.messages[-1] == f"rank 1 gets no connection to rank 0: it asks to join again in {pause} s"
@@ -661,7 +661,7 @@ def test_whoever_gets_no_connection_knocks_less_and_less_often_and_says_so(caplo
     letters = Rendezvous(registers, 2).receive(1, A)
     assert letters == [Knock(B, number) for number in (1, 2, 3, 4)]
     assert carry.names == [(knock_name(1, letter, A), 1) for letter in letters]
-    door = ReachabilityResponder(A, 1, carry)
+    door = Reachability(A, 1, Rendezvous(registers, 2), carry)
     door.answer(letters[-1])
     door.close()
     assert carry.names[-1] == (knock_name(1, letters[-1], A), 0)

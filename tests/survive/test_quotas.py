@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringside.errors import UsageError
-from ringside.survive.protocol.settings import balanced_quotas, equal_quotas, gain, step_seconds
+from ringside.survive.protocol.settings import balanced_quotas, equal_quotas, step_seconds
 
 times = st.lists(st.floats(0.1, 10), min_size=1, max_size=3)
 
@@ -23,7 +23,7 @@ def test_one_of_two_ranks_twice_as_slow():
     even, fair = equal_quotas(range(2), 8), balanced_quotas([1.0, 2.0], 8)
     assert fair in ((5, 3), (6, 2))
     assert step_seconds([1.0, 2.0], fair) / 4 <= 1.5
-    assert gain([1.0, 2.0], even, fair) == pytest.approx(0.25)
+    assert step_seconds([1.0, 2.0], fair) / step_seconds([1.0, 2.0], even) == pytest.approx(0.75)
     assert step_seconds([1.0, 2.0], balanced_quotas([1.0, 2.0], 12)) / 6 == pytest.approx(8 / 6)
 
 

@@ -28,8 +28,8 @@ from ringside.survive.state.state import (  # noqa: E402  # noqa: E402
     packed_size,
     put_together,
     take_apart,
-    take_over,
     unpack,
+    unpack_checked,
 )
 
 
@@ -43,7 +43,7 @@ def trained(seed=0, steps=3, width=4):
         model(torch.randn(5, 3)).sum().backward()
         optimizer.step()
         scheduler.step()
-    state = JobState(model, optimizer, {"scheduler": scheduler})
+    state = JobState(model, optimizer, scheduler)
     state.step = steps
     return state
 
@@ -90,13 +90,13 @@ def test_a_state_is_taken_over_from_a_peer_bit_for_bit_and_only_the_one_agreed_o
     assert ours.digest() != other.digest()
     given = OwnArena(packed_size(ours.tree()))
     pack(ours.tree(), given.bytes)
-    with pytest.raises(MismatchError, match="not the one"):
-        take_over(other, read_only(given.address), ours.digest() ^ 1)
-    take_over(other, read_only(given.address), ours.digest())
+    with pytest.raises(RingsideError, match="not what was written"):
+        unpack_checked(read_only(given.address), ours.digest() ^ 1)
+    other.load(unpack_checked(read_only(given.address), ours.digest()))
     assert other.digest() == ours.digest()
     assert other.step == 3
     with pytest.raises(MismatchError, match="another model"):
-        take_over(trained(width=5), given.bytes, ours.digest())
+        trained(width=5).load(unpack_checked(given.bytes, ours.digest()))
     given.close()
 
 

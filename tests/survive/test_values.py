@@ -138,7 +138,7 @@ TOLD = [
     (r"asks to join again in (\d+) s", links.FIRST_PAUSE_S),
     (r"knock after 5, 10, 20 ... up to (\d+) s", links.LONGEST_PAUSE_S),
     (r"gone around, with all ranks, after some (\d+) s", 5 * connecting.JOINING_S),
-    (r"within some (\d+) s a stopped", peers.Patience().stopped_s),
+    (r"within some (\d+) s a stopped", peers.STOPPED_S),
 ]
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ringside.faults.inject import Link
-from ringside.lab import Lab
+from ringside.lab import Lab, RunResult
 from ringside.launch.follow import Show
 from ringside.launch.torchrun import Launch, parse_command_line
 from ringside.processes import Death
@@ -19,7 +17,6 @@ from ringside.view.run.live import RunFollower, ShownFinding
 HOSTS = 3
 RATE = 1e9
 """Of every link, bit/s; so much that a step does not wait for it long."""
-GRACE_S = 8.0
 
 
 class LabLaunch(Launch):
@@ -35,15 +32,10 @@ class LabLaunch(Launch):
     def __init__(
         self, lab: Lab, arguments: Sequence[str], environ: Mapping[str, str], sink: Callable[[str], None]
     ) -> None:
-        command = [sys.executable, "-m", *parse_command_line(arguments, ours=()).script]
-        meeting = {"WORLD_SIZE": str(lab.hosts), "MASTER_ADDR": lab.address(0), "MASTER_PORT": "29500"}
-        self._ranks = []
-        for host in range(lab.hosts):
-            place = {"RANK": str(host), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "RINGSIDE_HOST": f"host{host}"}
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-            rank = lab.spawn(host, command, {**environ, **meeting, **place}, **pipes)
-            threading.Thread(target=_read, args=(rank, sink), daemon=True).start()
-            self._ranks.append(rank)
+        command = [sys.executable, "-m", *parse_command_line(arguments).script]
+        # Only what was added: of what is inherited the ranks' own places come first.
+        added = {name: value for name, value in environ.items() if os.environ.get(name) != value}
+        self._ranks = lab.start_ranks(command, added, lambda place, stream, line: sink(line))
 
     @property
     def deaths(self) -> list[Death]:
@@ -52,30 +44,15 @@ class LabLaunch(Launch):
 
     def wait(self, timeout_s: float) -> int | None:
         """Return the exit status of the first rank that failed, 0 if none did, None while they run."""
-        deadline = time.monotonic() + timeout_s
-        codes: list[int | None] = []
-        for rank in self._ranks:
-            try:
-                codes.append(rank.wait(max(deadline - time.monotonic(), 0.0)))
-            except subprocess.TimeoutExpired:
-                codes.append(None)
-        failed = [code for code in codes if code]
-        if failed:
-            self.end(signal.SIGTERM)
-            return abs(failed[0])
-        return None if None in codes else 0
+        if not self._ranks.wait(timeout_s, after_failure_s=0.0) and not self._ranks.any_failed:
+            return None
+        self.end(signal.SIGTERM)
+        return RunResult(self._ranks.results(), 0.0, False, ()).exit_status
 
     def end(self, signum: int, hurry: Callable[[], bool] = lambda: False) -> bool:
         """End all ranks, politely first."""
-        for number, patience_s in ((signum, GRACE_S), (signal.SIGKILL, GRACE_S)):
-            for rank in self._ranks:
-                rank.send_signal(number)
-            deadline = time.monotonic() + patience_s
-            while time.monotonic() < deadline and not hurry():
-                if all(rank.poll() is not None for rank in self._ranks):
-                    return True
-                time.sleep(0.05)
-        return False
+        self._ranks.end(signum)
+        return True
 
 
 def slowing_link(lab: Lab, fault: Link, show: Show, began: list[int]) -> Show:
@@ -91,9 +68,3 @@ def slowing_link(lab: Lab, fault: Link, show: Show, began: list[int]) -> Show:
             began.append(run.step + 1)
 
     return show_and_slow
-
-
-def _read(rank: subprocess.Popen[str], sink: Callable[[str], None]) -> None:
-    assert rank.stdout is not None
-    for line in rank.stdout:
-        sink(line.rstrip("\n"))

@@ -39,13 +39,7 @@ from ringside.view.html.run_report import render_report
 from ringside.view.mesh_text import blocked_line, chain_line, mesh_order, rank_cells, rank_place, read_blocked
 from ringside.view.run.recorded import Run
 from ringside.view.tui.console import SafeConsole, WithoutTrailingBlanks, printable_lines
-from ringside.view.verdict_text import (
-    RANKS_CAPTION,
-    as_sentence,
-    describe_calm,
-    slowest_first,
-    verdict_text,
-)
+from ringside.view.verdict_text import RANKS_CAPTION, as_sentence, describe_calm, slowest_first, verdict_text
 
 HELP = "build a run's report.html and summary.json, and print the verdict"
 SHOWN_RANKS = 10

@@ -57,7 +57,8 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -68,18 +69,7 @@ from ringside.engine.topology import usable_cores
 from ringside.errors import UsageError
 from ringside.files import replace_file
 from ringside.launch.follow import ASKED, Show, choose_directory, conclude_run, environment, follow_run
-from ringside.launch.torchrun import (
-    RANKS,
-    CommandLine,
-    Launch,
-    flag_value,
-    is_without_rank_0,
-    parse_command_line,
-    signals_to_handle,
-    stop_requests,
-    wait_or_stop,
-    with_defaults,
-)
+from ringside.launch.torchrun import RANKS, CommandLine, Launch, parse_command_line, stop_requests, wait_or_stop
 from ringside.monitor.alerts.live import METRICS_PORT, ON_VERDICT, AlertSettings, notify_afterwards
 from ringside.monitor.nccl.report import FILE, NcclReport, blame_line, report_lines
 from ringside.monitor.nccl.ring import FOLDER, FOLDER_VARIABLE
@@ -148,18 +138,18 @@ def run(args: argparse.Namespace) -> int:
     if warning:
         _print_line(warning)
     if not quiet and os.access(path, os.W_OK):
-        _print_line(start_line(line, path, os.environ))
+        _print_line(start_line(line, path))
     nccl = None
-    with stop_requests(signals_to_handle(line, os.environ)) as stop:
+    with stop_requests(line.signals_to_handle) as stop:
         # Python starts with our sitecustomize before the script's own path.
         variables = environment(path)
         before = variables.get("PYTHONPATH")
         variables["PYTHONPATH"] = str(AUTOLOAD) + (os.pathsep + before if before else "")
         variables["RINGSIDE_AUTOLOAD"] = "1"
         # nodes may share the run directory: one of them tells
-        show = _ignore if is_without_rank_0(line, os.environ) else _show
+        show = _ignore if line.is_without_rank_0 else _show
         try:
-            command = with_defaults(line, _processes())
+            command = line.with_defaults(_processes())
             nccl = NcclRecording.begin(path) if NCCL in line.ours else None
             _log.info("starting: torchrun %s", shlex.join(command))
             launch = Launch(command, {**variables, **alerts, **(nccl.variables if nccl else {})})
@@ -210,10 +200,10 @@ def run_surviving(line: CommandLine) -> int:
     module = ["-m"] if line.names & {"-m", "--module"} else []
     flags = [flag for flag in line.flags if flag not in ("-m", "--module")]
     script = ("ringside.survive", *module, *line.script)
-    line = CommandLine((*flags, "-m"), line.names | {"-m"}, script, line.ours)
+    line = replace(line, flags=(*flags, "-m"), names=line.names | {"-m"}, script=script)
     status: int | None = None
     with stop_requests() as stop:
-        launch = Launch(with_defaults(line, _processes()), os.environ)
+        launch = Launch(line.with_defaults(_processes()), os.environ)
         while status is None:
             status = wait_or_stop(launch, _POLL_S, stop)
     return status
@@ -319,25 +309,24 @@ class NcclRecording:
         return self._watch.report()
 
 
-def start_line(line: CommandLine, path: Path, environ: Mapping[str, str]) -> str:
+def start_line(line: CommandLine, path: Path) -> str:
     """Return what is said before the ranks start: who is watched, where the run is recorded, how to look.
 
     Args:
         line: The command line.
         path: The run directory.
-        environ: torchrun's environment.
     """
-    count = flag_value(RANKS, line, environ) or _processes()
-    nodes = flag_value("--nnodes", line, environ) or "1"
+    count = line.value(RANKS) or _processes()
+    nodes = line.value("--nnodes") or "1"
     # torchrun counts GPUs and cores by itself
     watching = f"watching {counted(int(count), 'rank') if count.isdecimal() else 'all ranks'}"
     where = shlex.quote(str(path))
     live = f"live: ringside top {where}, or ringside serve {where}"
     if nodes in ("1", "1:1"):
         return f"{watching}, recording to {where} ({live})"
-    if is_without_rank_0(line, environ):
+    if line.is_without_rank_0:
         return f"{watching} on this node; the node of rank 0 records"
-    if flag_value("--node-rank", line, environ) == "0":
+    if line.value("--node-rank") == "0":
         return f"{watching} on this node, recording all to {where} ({live})"
     return f"{watching} on this node; if rank 0 is here, recording to {where} ({live})"
 

@@ -60,13 +60,6 @@ def unavailable() -> str:
     return f"the lab needs privileges or kernel modules that are missing: {lines[-1] if lines else 'no reason given'}"
 
 
-def delay_unavailable() -> str:
-    """Return why no lab with a delay can be had here (TAP devices); "" if it can be."""
-    if reason := unavailable():
-        return reason
-    return "" if os.access("/dev/net/tun", os.R_OK | os.W_OK) else "a delay needs /dev/net/tun, and it cannot be opened"
-
-
 # -------------------------------------------------------------------------------------------------
 # Rates and durations as people write them: `1gbit`, `250mbit`, `5ms`.
 

@@ -89,7 +89,9 @@ class Lab:
     @staticmethod
     def unavailable(delay: bool = False) -> str:
         """Return why no lab (with a delay) can be had on this machine, in one line; "" if it can be."""
-        return tools.delay_unavailable() if delay else tools.unavailable()
+        if (reason := tools.unavailable()) or not delay or os.access("/dev/net/tun", os.R_OK | os.W_OK):
+            return reason
+        return "a delay needs /dev/net/tun, and it cannot be opened"
 
     def __enter__(self) -> Lab:
         reason = self.unavailable(self.delay_s > 0)
@@ -162,12 +164,8 @@ class Lab:
         Raises:
             UsageError: There is no such command.
         """
-        _check_command(argv)
-        port = next(self._ports)
         before = self._all_bytes()
-        with RankProcesses(sink) as ranks:
-            for place in place_ranks(self.ranks_per_host):
-                ranks.start(place, self._command(node_of(place.host), argv), self._environ(env, place, port))
+        with self.start_ranks(argv, env, sink) as ranks:
             finished = ranks.wait(timeout_s, after_failure_s)
             ranks.end()
             results = ranks.results()
@@ -175,6 +173,23 @@ class Lab:
             (after[0] - was[0], after[1] - was[1]) for was, after in zip(before, self._all_bytes(), strict=True)
         )
         return RunResult(results, max(result.seconds for result in results), not finished, moved)
+
+    def start_ranks(self, argv: Sequence[str], env: Env = None, sink: Sink | None = None) -> RankProcesses:
+        """Start a command once per rank, as `run` does; whoever gets them waits for them, and ends them.
+
+        Args:
+            argv: The command and its arguments.
+            env: Variables to add.
+            sink: Takes every line that a rank writes, at once.
+
+        Raises:
+            UsageError: There is no such command.
+        """
+        _check_command(argv)
+        ranks, port = RankProcesses(sink), next(self._ports)
+        for place in place_ranks(self.ranks_per_host):
+            ranks.start(place, self._command(node_of(place.host), argv), self._environ(env, place, port))
+        return ranks
 
     def spawn(
         self, host: int, argv: Sequence[str], env: Env = None, *, stdout: Stream = None, stderr: Stream = None

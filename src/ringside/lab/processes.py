@@ -101,7 +101,7 @@ def default_environment(given: Mapping[str, str], ranks: int) -> dict[str, str]:
 
 
 GRACE_S = 3.0
-"""How long a process has between SIGTERM and SIGKILL."""
+"""How long a process has after the signal that asks it to end, and after SIGKILL."""
 
 Sink = Callable[[RankPlacement, str, str], None]
 """Takes (place, "stdout" or "stderr", line without its end), as soon as a rank has written the line."""
@@ -237,16 +237,21 @@ class RankProcesses:
         """
         deadline = time.monotonic() + timeout_s
         while any(rank.alive for rank in self._all):
-            failures = [rank.seconds for rank in self._all if not rank.alive and rank.child.returncode]
+            failures = [rank.seconds for rank in self._all if rank.failed]
             stop = min([deadline, *(self._since + seconds + after_failure_s for seconds in failures)])
             if time.monotonic() >= stop:
                 return False
             self._turn(stop)
         return True
 
-    def end(self) -> None:
-        """End those that are left and everything below them: SIGTERM, then SIGKILL for those that remain."""
-        for signum, grace_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+    @property
+    def any_failed(self) -> bool:
+        """Whether one has ended with another status than 0."""
+        return any(rank.failed for rank in self._all)
+
+    def end(self, first: int = signal.SIGTERM) -> None:
+        """End those that are left and everything below them: by a first signal, then SIGKILL for those that remain."""
+        for signum in (first, signal.SIGKILL):
             left = [rank for rank in self._all if rank.alive]
             for rank in left:
                 rank.ended = True
@@ -256,7 +261,7 @@ class RankProcesses:
                     process.send(signum)
                 for process in below:
                     process.close()
-            deadline = time.monotonic() + grace_s
+            deadline = time.monotonic() + GRACE_S
             while any(rank.alive for rank in left) and time.monotonic() < deadline:
                 self._turn(deadline)
 
@@ -312,6 +317,10 @@ class _Rank:
     seconds: float = 0.0
     written: dict[str, bytearray] = field(default_factory=lambda: {"stdout": bytearray(), "stderr": bytearray()})
     shown: dict[str, int] = field(default_factory=lambda: {"stdout": 0, "stderr": 0})
+
+    @property
+    def failed(self) -> bool:
+        return not self.alive and self.child.returncode != 0
 
     @property
     def pipes(self) -> dict[str, IO[bytes]]:

@@ -49,19 +49,21 @@ PREFIX = "PET_"
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A `ringside run` command line, taken apart.
+    """A `ringside run` command line, taken apart, and what torchrun would make of it.
 
     Args:
         flags: torchrun's flags, as they were given.
         names: Their names, with dashes instead of underscores.
         script: The script and its arguments, as they were given.
         ours: Values of our own flags by name; "" of those that take none.
+        environ: Where torchrun finds flags that the command line does not give.
     """
 
     flags: tuple[str, ...]
     names: frozenset[str]
     script: tuple[str, ...]
     ours: dict[str, str]
+    environ: Mapping[str, str]
 
     def check_script(self) -> None:
         """Raise `UsageError` where the script is no file, before anything is started."""
@@ -71,12 +73,49 @@ class CommandLine:
 
     def check_ranks(self) -> None:
         """Raise `UsageError` where torchrun would end with a traceback for the number of ranks."""
-        for requested in self.values(RANKS):
+        for requested in self._values(RANKS):
             if requested not in COUNTED and not (requested.isdecimal() and int(requested) > 0):
                 words = ", ".join(sorted(COUNTED))
                 raise UsageError(f"-n/{RANKS} takes a number from 1 on, or one of {words}, not {requested!r}")
 
-    def values(self, requested: str) -> list[str]:
+    def value(self, requested: str) -> str:
+        """Return what a flag is set to, here or in torchrun's variable of that name; "": nothing."""
+        variable = PREFIX + requested.removeprefix("--").upper().replace("-", "_")
+        return [self.environ.get(variable, ""), *self._values(requested)][-1]
+
+    def with_defaults(self, processes: str) -> list[str]:
+        """Return what to give torchrun: the flags as they were given, and what was left open.
+
+        Args:
+            processes: How many ranks to start where nobody says.
+        """
+        in_environment = (name.removeprefix(PREFIX) for name in self.environ if name.startswith(PREFIX))
+        told = self.names | {"--" + name.lower().replace("_", "-") for name in in_environment}
+        added = [] if RANKS in told else [f"{RANKS}={processes}"]
+        if not told & (PLACES | {"--standalone"}):
+            added.append("--standalone")
+        return [*added, *self.flags, *self.script]
+
+    @property
+    def is_without_rank_0(self) -> bool:
+        """Whether it says itself that rank 0 runs on another node; where ranks agree on places it does not."""
+        backend = self.value("--rdzv-backend") or "static"
+        return backend == "static" and self.value("--node-rank") not in ("", "0")
+
+    @property
+    def shutdown_timeout_s(self) -> float:
+        """How long torchrun lets its ranks go on after a signal before it kills them, seconds."""
+        requested = self.value("--shutdown-timeout") or self.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "")
+        return float(requested) if requested.isdecimal() else 30.0
+
+    @property
+    def signals_to_handle(self) -> frozenset[signal.Signals]:
+        """The signals that torchrun passes on to its ranks."""
+        requested = self.value("--signals-to-handle") or "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+        names = {name.strip() for name in requested.split(",")}
+        return frozenset(number for number in signal.Signals if number.name in names - {"SIGKILL", "SIGSTOP"})
+
+    def _values(self, requested: str) -> list[str]:
         """Return what one of torchrun's flags is set to, each time that it is given."""
         return [
             value if equals else after
@@ -86,13 +125,19 @@ class CommandLine:
         ]
 
 
-def parse_command_line(words: Sequence[str], ours: Sequence[str], switches: Sequence[str] = ()) -> CommandLine:
+def parse_command_line(
+    words: Sequence[str],
+    ours: Sequence[str] = (),
+    switches: Sequence[str] = (),
+    environ: Mapping[str, str] = os.environ,
+) -> CommandLine:
     """Split words into torchrun's flags, the script with its arguments, and our flags.
 
     Args:
         words: What followed `ringside run`.
         ours: Names of our own flags that take a value; all of ours stand before the script.
         switches: Names of those that take none.
+        environ: torchrun's environment.
 
     Raises:
         UsageError: A flag lacks its value, or there is no script.
@@ -119,63 +164,7 @@ def parse_command_line(words: Sequence[str], ours: Sequence[str], switches: Sequ
     if not script:
         taken = f" ({flags[-1]!r} was taken for the value of {flags[-2]})" if len(flags) > 1 else ""
         raise UsageError(f"there is no script to run{taken}, such as: ringside run -n 2 train.py --epochs 3")
-    return CommandLine(tuple(flags), frozenset(names), tuple(script), own_flags)
-
-
-def with_defaults(line: CommandLine, processes: str, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return what to give torchrun: the flags as they were given, and what was left open.
-
-    Args:
-        line: The command line.
-        processes: How many ranks to start where nobody says.
-        environ: Where torchrun finds flags that the command line does not give.
-    """
-    in_environment = (name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX))
-    told = line.names | {"--" + name.lower().replace("_", "-") for name in in_environment}
-    added = [] if RANKS in told else [f"{RANKS}={processes}"]
-    if not told & (PLACES | {"--standalone"}):
-        added.append("--standalone")
-    return [*added, *line.flags, *line.script]
-
-
-def is_without_rank_0(line: CommandLine, environ: Mapping[str, str]) -> bool:
-    """Whether the command line itself says that rank 0 runs on another node; where ranks agree on places it does not.
-
-    Args:
-        line: The command line.
-        environ: torchrun's environment.
-    """
-    backend = flag_value("--rdzv-backend", line, environ) or "static"
-    return backend == "static" and flag_value("--node-rank", line, environ) not in ("", "0")
-
-
-def shutdown_timeout_s(line: CommandLine, environ: Mapping[str, str]) -> float:
-    """Return how long torchrun lets its ranks go on after a signal before it kills them, seconds.
-
-    Args:
-        line: The command line.
-        environ: torchrun's environment.
-    """
-    requested = flag_value("--shutdown-timeout", line, environ) or environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "")
-    return float(requested) if requested.isdecimal() else 30.0
-
-
-def signals_to_handle(line: CommandLine, environ: Mapping[str, str]) -> frozenset[signal.Signals]:
-    """Return the signals that torchrun passes on to its ranks.
-
-    Args:
-        line: The command line.
-        environ: torchrun's environment.
-    """
-    requested = flag_value("--signals-to-handle", line, environ) or "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
-    names = {name.strip() for name in requested.split(",")}
-    return frozenset(number for number in signal.Signals if number.name in names - {"SIGKILL", "SIGSTOP"})
-
-
-def flag_value(requested: str, line: CommandLine, environ: Mapping[str, str]) -> str:
-    """Return what a flag is set to, on the command line or in torchrun's variable of that name; "": nothing."""
-    values = line.values(requested)
-    return values[-1] if values else environ.get(PREFIX + requested.removeprefix("--").upper().replace("-", "_"), "")
+    return CommandLine(tuple(flags), frozenset(names), tuple(script), own_flags, environ)
 
 
 GRACES_S = (8.0, 4.0, 4.0)
@@ -215,7 +204,7 @@ class Launch:
             preexec_fn=partial(die_with_parent, signal.SIGTERM, os.getpid()),
         )
         self.pid = self._child.pid
-        self._shutdown_timeout_s = shutdown_timeout_s(parse_command_line(arguments, ours=()), environ)
+        self._shutdown_timeout_s = parse_command_line(arguments, environ=environ).shutdown_timeout_s
         self._process = Process(self.pid)
         self._watch = RankWatch(self.pid)
         self._threads = [threading.Thread(target=self._watch_ranks, name="ringside-ranks", daemon=True)]

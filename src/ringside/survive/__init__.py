@@ -11,10 +11,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ringside.survive.job import Step as Step
-    from ringside.survive.state.final import final_state as final_state
-    from ringside.survive.train import Training as Training
-    from ringside.survive.train import training as training
+    from ringside.survive.job import Step
+    from ringside.survive.state.final import final_state
+    from ringside.survive.train import Training, training
 
 __all__ = ["Step", "Training", "final_state", "training"]
 

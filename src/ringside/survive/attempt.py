@@ -50,8 +50,8 @@ class Attempt:
         filled: list[KeptBatch] = []
         computed, began = 0, time.perf_counter()
         # A slot per micro-batch, or one for all of them: as `own_slots` has laid them out.
-        together = (compute.micro_batches,) if compute.micro_batches else ()
-        in_slots = [(number,) for number in compute.micro_batches] if job.per_micro_batch else list(together)
+        own = compute.micro_batches
+        in_slots = [(number,) for number in own] if job.per_micro_batch else [own] if own else []
         for slot, micro_batches in zip(exchange.slots, in_slots, strict=True):
             computed += job.work.fill(step, micro_batches, slot, self._kept)
             filled.append(KeptBatch(step, frozenset(micro_batches), slot))

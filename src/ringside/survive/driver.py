@@ -21,9 +21,9 @@ from ringside.survive.all_reduce.between_hosts import NetExchange
 from ringside.survive.all_reduce.one_host import HostExchange, HostLayout, own_slots
 from ringside.survive.attempt import AnyExchange, Attempt
 from ringside.survive.audit import SampleDigests
-from ringside.survive.cluster.known_workers import KnownWorkers, claim_member, is_gone, refuse_to_be_left_alone
-from ringside.survive.cluster.links import ReachabilityProbe, ReachabilityResponder
-from ringside.survive.cluster.peers import Peer, PeerWait, Superseded, own_place
+from ringside.survive.cluster.known_workers import KnownWorkers
+from ringside.survive.cluster.links import Reachability
+from ringside.survive.cluster.peers import PeerMark, PeerWait, Superseded, own_place
 from ringside.survive.cluster.rendezvous import Joining, WorkerListener
 from ringside.survive.job import Step, SurviveJob
 from ringside.survive.protocol import Member, MemberPhase
@@ -64,11 +64,12 @@ class Driver:
     def __init__(self, job: SurviveJob) -> None:
         self.job = job
         self.spent: defaultdict[str, float] = defaultdict(float)
+        self._reached = job.failpoints.reached
         self.reason = ""
         self.digests = SampleDigests()
         self._initial = job.state.copied()
         self._todo: deque[i.Instruction] = deque()
-        self._known = KnownWorkers(job.rendezvous, lambda seat: self._listener.silent_s(seat))
+        self._mark = PeerMark()
         self._attempt = Attempt(job, self.spent)
         self._transfer = StateTransfer(job)
         self._exchange: AnyExchange | None = None
@@ -133,7 +134,7 @@ class Driver:
     def has_elders(self) -> bool:
         """Tell whether this process has joined others, and one that began the job takes part and lives."""
         elders = [seat for seat in self.member.members if seat in self._founders and seat != self.member.seat]
-        return self.joined and any(not self._peer(seat).ended() for seat in elders)
+        return self.joined and any(not self._known.peer(seat).ended() for seat in elders)
 
     @property
     def joined(self) -> bool:
@@ -146,7 +147,7 @@ class Driver:
         if self.job.checkpoints is not None:
             self.job.checkpoints.finish(_LAST_WRITE_S)
         self._close_generation()
-        self._known.close()
+        self._mark.close()
 
     # ------------------------------------------------------------------------------------------ beginning
 
@@ -155,18 +156,16 @@ class Driver:
         job, rendezvous = self.job, self.job.rendezvous
         self._life += 1
         place = own_place(self._life, job.state.step if fresh else 0)
-        seat = claim_member(rendezvous, self._known, incarnation, job.rank, place)
+        self._known = KnownWorkers(rendezvous, incarnation, lambda seat: self._listener.silent_s(seat))
+        seat = self._known.claim(job.rank, place)
         job.failpoints.epoch, job.failpoints.incarnation = seat.epoch, incarnation
         self._transfer.unreached.clear()
 
-        # Threads of this seat: one reads the store, one answers probes of reachability, one makes them.
-        opened, self._probe = job.open_transport, None
+        # Threads of this seat: one reads the store, others knock at members and answer those who knock.
+        self._reachability = Reachability(seat, incarnation, rendezvous, job.open_transport)
+        self._listener = WorkerListener(job.listening, incarnation, seat, self._reachability.answer)
         self._store_threads = threads = contextlib.ExitStack()
-        responder = threads.enter_context(contextlib.closing(ReachabilityResponder(seat, incarnation, opened)))
-        if opened is not None:
-            self._probe = ReachabilityProbe(seat, incarnation, rendezvous, opened)
-            threads.callback(self._probe.close)
-        self._listener = WorkerListener(job.listening, incarnation, seat, responder.answer)
+        threads.callback(self._reachability.close)
         threads.callback(self._listener.close)
 
         self.member = Member(seat, incarnation, job.settings)
@@ -177,8 +176,9 @@ class Driver:
 
     def _wait_for_founders(self, incarnation: int) -> tuple[MemberId, ...]:
         """Return the processes that begin an incarnation together: those whose state is the newest of all."""
-        present = self.job.rendezvous.founders(incarnation, _FOUNDING_S, lambda seat: not self._peer(seat).ended())
-        steps = {seat: self._peer(seat).place.step for seat in present}
+        peer = self._known.peer
+        present = self.job.rendezvous.founders(incarnation, _FOUNDING_S, lambda seat: not peer(seat).ended())
+        steps = {seat: peer(seat).place.step for seat in present}
         newest = max(steps.values(), default=0)
         return tuple(seat for seat in present if steps[seat] == newest)  # the others fetch the state from these
 
@@ -196,7 +196,7 @@ class Driver:
         if self._exchange is not None:
             self._exchange.close()
         self._exchange = self._peer_wait = None
-        self._known.close_all()
+        self._known.close()
 
     # ------------------------------------------------------------------------------------------ events
 
@@ -216,7 +216,7 @@ class Driver:
         """Hand the member what has happened since the last time; return whether anything has."""
         member, record, peer_wait = self.member, self.member.generation, self._peer_wait
         if record is not None and len(record.members) == 1 and self._is_due(_ASK_AGAIN_S, "alone"):
-            refuse_to_be_left_alone(self.job.rendezvous, record, self.job.rank)
+            self._known.refuse_to_be_left_alone(record, self.job.rank)
         events: list[e.Event] = list(self._listener.events())
 
         # Acknowledgements: in shared memory or registers, where only the leader counts them.
@@ -257,7 +257,7 @@ class Driver:
         record = self.member.newest
         if record is None or not self._is_due(_ASK_AGAIN_S / 4, "nobody left"):
             return False
-        return not record.closed and all(self._peer(seat).ended() for seat in record.holders)
+        return not record.closed and all(self._known.peer(seat).ended() for seat in record.holders)
 
     def _ranks_that_do_not_come(self) -> list[e.Event]:
         """Find out at the end which of the ranks that are not there do not come any more: the leader asks."""
@@ -266,7 +266,7 @@ class Driver:
         missing = member.absent_ranks if asks else ()
         if not missing or not self._is_due(_ASK_AGAIN_S / 4, "missing"):
             return []
-        gone = tuple(rank for rank in missing if is_gone(self.job.rendezvous, member.incarnation, rank))
+        gone = tuple(filter(self._known.is_gone, missing))
         if self._is_due(_LOG_AGAIN_S, "waits"):
             _log.info("the last step is done: %s is waited for", name_ranks(missing))
         return [] if member.gone == frozenset(gone) else [e.RanksGone(gone)]
@@ -337,11 +337,11 @@ class Driver:
         record, job, seat = settle.generation, self.job, self.member.seat
         # First of all: no process that was left out may write into memory that is used from here on.
         for gone in settle.gone:
-            self._known.ensure_dead(gone, record.incarnation)
+            self._known.ensure_dead(gone)
         self._close_generation()
 
-        others = {member: self._peer(member) for member in record.members if member != seat}
-        self._peer_wait = peer_wait = PeerWait(others, self._attend, job.patience)
+        others = {member: self._known.peer(member) for member in record.members if member != seat}
+        self._peer_wait = peer_wait = PeerWait(others, self._attend, job.silent_s)
         slots = {rank: own_slots(record, rank, job.per_micro_batch) for rank in record.ranks}
         layout = HostLayout(job.work.flat.size_bytes, job.work.flat.runs, slots)
         points = job.failpoints
@@ -350,22 +350,19 @@ class Driver:
         else:
             self._exchange = NetExchange(seat, record, layout, job.rendezvous, peer_wait, points, job.open_transport)
         _log.info("generation %d: %s go on with step %d", record.number, name_ranks(record.ranks), record.step)
-        refuse_to_be_left_alone(job.rendezvous, record, job.rank)
+        self._known.refuse_to_be_left_alone(record, job.rank)
 
     def _ask_to_join(self, ask: i.AskToJoin) -> None:
-        record, probe = self.member.newest, self._probe
+        record, reachability = self.member.newest, self._reachability
         if record is None:
             return
         # Between hosts a process asks only once it has reached a member; which ones it cannot reach, it says.
         others = [seat for seat in record.members if seat.rank != self.job.rank]
-        may_ask = True
-        if probe is not None and others and not any(self._peer(seat).here for seat in others):
-            may_ask = self.member.phase is MemberPhase.FETCHING or probe.may_ask(others)
-        if not may_ask:
+        are_far = others and not any(self._known.peer(seat).here for seat in others)
+        if are_far and self.member.phase is not MemberPhase.FETCHING and not reachability.may_ask(others):
             return
         if self._is_due(_ASK_AGAIN_S, ("join", record.number)):
-            unreached = self._transfer.unreached | (set() if probe is None else probe.unreached)
-            asking = Joining(ask.seat, tuple(sorted(unreached)))
+            asking = Joining(ask.seat, tuple(sorted(self._transfer.unreached | reachability.unreached)))
             for seat in record.members:
                 self.job.rendezvous.send(self.member.incarnation, seat, asking)
 
@@ -408,9 +405,8 @@ class Driver:
         job, step, record = self.job, apply.tag.step, self.member.generation
         assert record is not None
         self._reached("before_apply")
-        loss = job.work.apply(step, self._attempt.total, apply.decision.divisor, job.optimizer)
-        job.on_apply()
-        job.state.step = step + 1
+        loss = job.work.apply(step, self._attempt.total, apply.decision.divisor, job.state.optimizer)
+        job.state.advance()
         job.final.progressed(step + 1)
         self.digests.add(apply.tag, apply.decision.digest)
         self._transfer.withdraw()  # the state that was offered is no more
@@ -504,14 +500,6 @@ class Driver:
                 _log.warning("the state is saved in %s", checkpoints.write(self.job.state.copied()))
             except Exception as error:
                 _log.warning("the state cannot be saved in %s: %s", checkpoints.directory, error)
-
-    # ------------------------------------------------------------------------------------------ short cuts
-
-    def _peer(self, seat: MemberId) -> Peer:
-        return self._known.peer(seat, self.member.incarnation)
-
-    def _reached(self, failpoint: str) -> None:
-        self.job.failpoints.reached(failpoint)
 
 
 _HANDLERS: dict[type, Callable[[Driver, Any], e.Event | None]] = {

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
-import torch
+from dataclasses import dataclass
 
 from ringside.errors import StoreGoneError
 from ringside.survive.cluster.failpoints import Failpoints
 from ringside.survive.cluster.links import OpenTransport
-from ringside.survive.cluster.peers import Patience
 from ringside.survive.cluster.rendezvous import Rendezvous
 from ringside.survive.data.micro_batches import StepWork
 from ringside.survive.data.rebalance import Stragglers
@@ -30,13 +26,11 @@ class SurviveJob:
         listening: The same over a connection of its own.
         settings: What the state machine is told.
         state: Model, optimizer and what moves along.
-        optimizer: The optimizer.
         work: Computes micro-batches.
-        on_apply: Called after the optimizer's step, such as for a scheduler.
         checkpoints: Where checkpoints go; None: none are written.
         per_micro_batch: Gradients are kept and added up per micro-batch, so that results do not depend on who
             computed what.
-        patience: When a member is given up.
+        silent_s: A member that lives and takes no part is given up after so long, seconds.
         failpoints: Where this process is.
         stragglers: What to do about a rank that takes longer.
         open_transport: Makes a group of members on several hosts; None: there is one host.
@@ -48,16 +42,14 @@ class SurviveJob:
     listening: Rendezvous
     settings: ProtocolSettings
     state: JobState
-    optimizer: torch.optim.Optimizer
     work: StepWork
-    on_apply: Callable[[], object] = int
-    checkpoints: Checkpoints | None = None
-    per_micro_batch: bool = True
-    patience: Patience = field(default_factory=Patience)
-    failpoints: Failpoints = field(default_factory=lambda: Failpoints(0))
-    stragglers: Stragglers = field(default_factory=lambda: Stragglers("alert"))
-    open_transport: OpenTransport | None = None
-    final: Final = field(default_factory=lambda: Final(None))
+    checkpoints: Checkpoints | None
+    per_micro_batch: bool
+    silent_s: float
+    failpoints: Failpoints
+    stragglers: Stragglers
+    open_transport: OpenTransport | None
+    final: Final
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ringside.errors import FinalStateError, StoreGoneError, UsageError
-from ringside.launch.torchrun import StopRequest, parse_command_line, shutdown_timeout_s, stop_requests
+from ringside.launch.torchrun import StopRequest, parse_command_line, stop_requests
 from ringside.processes import die_with_parent, signal_name
 from ringside.survive.cluster.store_host import is_needed
 from ringside.survive.state.kept import KEPT, START, Head, Kept, Stage
@@ -45,7 +45,6 @@ class Supervisor:
     Args:
         words: The script and its arguments, or `-m`, a module and its arguments.
         environ: The worker's environment.
-        most: How often it is started anew at most.
         kept: What its workers leave behind.
 
     Attributes:
@@ -54,7 +53,6 @@ class Supervisor:
 
     words: Sequence[str]
     environ: Mapping[str, str]
-    most: int = 1000
     kept: Kept = field(default_factory=Kept)
     starts: int = 0
 
@@ -90,7 +88,7 @@ class Supervisor:
                     return UNFINISHED
                 if status in (0, REFUSED):
                     return UNFINISHED if head.stage is Stage.UNATTENDED else 0
-                if failures >= MOST_FAILURES or ends >= MOST_ENDS or self.starts > self.most:
+                if failures >= MOST_FAILURES or ends >= MOST_ENDS:
                     times = failures if failures >= MOST_FAILURES else ends
                     self._warn(
                         f"{self._how(status)}, {times} times in a row without the job having come further (see the "
@@ -144,7 +142,7 @@ def end(worker: subprocess.Popen[bytes], signum: int, environ: Mapping[str, str]
     worker.send_signal(signum)
     worker.send_signal(signal.SIGCONT)
     try:
-        return worker.wait(_SHARE * shutdown_timeout_s(parse_command_line(["train.py"], ours=()), environ))
+        return worker.wait(_SHARE * parse_command_line(["train.py"], environ=environ).shutdown_timeout_s)
     except subprocess.TimeoutExpired:
         worker.kill()
         return worker.wait()

@@ -27,12 +27,11 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from ringside.errors import FinalStateError, MismatchError, RingsideError, StoreGoneError
-from ringside.survive import connection as passport
 from ringside.survive.audit import committed
 from ringside.survive.cluster.failpoints import Failpoints
-from ringside.survive.cluster.peers import Patience, own_place
+from ringside.survive.cluster.peers import own_place
 from ringside.survive.cluster.rendezvous import Rendezvous
-from ringside.survive.connection import StoreConnection, connect, is_again
+from ringside.survive.connection import StoreConnection, check_fingerprint, connect, fingerprint, is_again
 from ringside.survive.data.micro_batches import Collate, DataSet, Loss, StepWork
 from ringside.survive.data.rebalance import Mode, Rebalance, Stragglers
 from ringside.survive.data.samples import Position, Samples, drawn_by, for_all_ranks, length_of, shuffled
@@ -179,14 +178,13 @@ def training(
         kept = kept and kept.behind()
     final = Final(kept, checkpoint_dir)
     with _connection(final, number) as connection:
-        own = passport.fingerprint(model, optimizer, dataset, samples, seed)
-        moved = {} if scheduler is None else {"scheduler": scheduler}
-        state = JobState(model, optimizer, moved, Position(own, samples))
+        own = fingerprint(model, optimizer, dataset, samples, seed)
+        state = JobState(model, optimizer, scheduler, Position(own, samples))
         if not final.is_over:
             # The first worker writes down what it is; one that differs leaves with a status of its own.
             standing = connection.registers.create("passport", msgspec.json.encode(own))
             try:
-                passport.check_fingerprint(own, standing, f"rank {connection.rank}")
+                check_fingerprint(own, standing, f"rank {connection.rank}")
             except MismatchError as error:
                 raise _refused(str(error)) from None
         job = SurviveJob(
@@ -204,13 +202,11 @@ def training(
                 patience_s=10.0,
             ),
             state=state,
-            optimizer=optimizer,
             work=StepWork(model, loss_fn, dataset, samples, seed, collate_fn),
-            on_apply=int if scheduler is None else scheduler.step,
             checkpoints=_resumed(state, checkpoint_dir, final),
             final=final,
             per_micro_batch=reproducible,
-            patience=Patience(silent_s=silent_s),
+            silent_s=silent_s,
             failpoints=Failpoints.of_environment(connection.rank, os.environ),
             stragglers=Stragglers(on_straggler),
             open_transport=None if connection.store is None else connection.open_transport,

@@ -122,14 +122,14 @@ _log = logging.getLogger(__name__)
 # the members lose nothing by it.
 
 
-class ReachabilityProbe:
-    """Knocks at members, one after the other, until one of them answers.
+class Reachability:
+    """Knocks at members, one after the other, until one of them answers; and answers those who knock at this process.
 
     Args:
-        seat: Who knocks.
+        seat: Who knocks, and answers.
         incarnation: In which incarnation.
         rendezvous: Where it is said that it knocks.
-        open_transport: Makes a group of two.
+        open_transport: Makes a group of two; None: there is one host, and everybody is reached.
         clock: Seconds.
 
     Attributes:
@@ -141,18 +141,20 @@ class ReachabilityProbe:
         seat: MemberId,
         incarnation: int,
         rendezvous: Rendezvous,
-        open_transport: OpenTransport,
+        open_transport: OpenTransport | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._seat, self._incarnation, self._rendezvous = seat, incarnation, rendezvous
         self._open, self._clock = open_transport, clock
-        self._thread: Worker | None = None
+        self._threads: set[Worker] = set()
         self._under_way: Work | None = None
         self._number = 0
         self._begin_anew(())
 
     def may_ask(self, members: Sequence[MemberId]) -> bool:
         """Tell whether one of some members can be reached; knock, if that is not known. It is not waited for."""
+        if self._open is None:
+            return True
         if tuple(members) != self._members:
             self._begin_anew(tuple(members))
         if self._under_way is not None and self._under_way.is_completed():
@@ -163,14 +165,18 @@ class ReachabilityProbe:
             self._number += 1
             knock = Knock(self._seat, self._number)
             self._rendezvous.send(self._incarnation, member, knock)
-            name = knock_name(self._incarnation, knock, member)
-            self._thread, self._under_way = _open_and_close(self._open, name, _KNOCKED)
+            self._under_way = self._open_and_close(self._open, knock_name(self._incarnation, knock, member), _KNOCKED)
         return self._reached_one
 
+    def answer(self, knock: Knock) -> None:
+        """Open the connection that a process asks for; it is not waited for."""
+        if self._open is not None:
+            self._open_and_close(self._open, knock_name(self._incarnation, knock, self._seat), _ANSWERED)
+
     def close(self) -> None:
-        """Wait a moment for a knock that is under way."""
-        if self._thread is not None:
-            self._thread.join(_CLOSE_S)
+        """Wait a moment for knocks that are under way."""
+        for thread in list(self._threads):
+            thread.join(_CLOSE_S)
 
     def _begin_anew(self, members: tuple[MemberId, ...]) -> None:
         """Begin anew: others are there now."""
@@ -195,43 +201,19 @@ class ReachabilityProbe:
             self._not_before = self._clock() + self._pause_s
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
-
-class ReachabilityResponder:
-    """Answers those who knock at this process, each on a thread of its own.
-
-    Args:
-        seat: Who answers.
-        incarnation: In which incarnation.
-        open_transport: Makes a group of two; None: between hosts there is nothing.
-    """
-
-    def __init__(self, seat: MemberId, incarnation: int, open_transport: OpenTransport | None) -> None:
-        self._seat, self._incarnation, self._open = seat, incarnation, open_transport
-        self._threads: list[Worker] = []
-
-    def answer(self, knock: Knock) -> None:
-        """Open the connection that a process asks for; it is not waited for."""
-        open_transport, name = self._open, knock_name(self._incarnation, knock, self._seat)
-        if open_transport is not None:
-            self._threads = [thread for thread in self._threads if not thread.idle]
-            self._threads.append(_open_and_close(open_transport, name, _ANSWERED)[0])
-
-    def close(self) -> None:
-        """Wait a moment for those who still knock."""
-        for thread in self._threads:
-            thread.join(_CLOSE_S)
+    def _open_and_close(self, open_transport: OpenTransport, name: str, end: int) -> Work:
+        """Return the work of a thread of its own, which opens a connection and closes it again."""
+        until = time.monotonic() + PATIENCE_S
+        thread = Worker("ringside-survive-knock")
+        work = thread.submit(lambda: open_transport(name, end, lambda: time.monotonic() < until).close())
+        thread.stop(timeout_s=0.0)  # when that is done
+        # In place: who knocks and who answers are two threads.
+        self._threads.difference_update([other for other in list(self._threads) if other.idle])
+        self._threads.add(thread)
+        return work
 
 
 def knock_name(incarnation: int, knock: Knock, member: MemberId) -> str:
     """Return what a knock's connection is called: no two have one name."""
     seat = knock.seat
     return f"{incarnation}/knock/{seat.rank}.{seat.epoch}/{member.rank}.{member.epoch}/{knock.number}"
-
-
-def _open_and_close(open_transport: OpenTransport, name: str, end: int) -> tuple[Worker, Work]:
-    """Return a thread that opens a connection and closes it again, and its work."""
-    until = time.monotonic() + PATIENCE_S
-    thread = Worker("ringside-survive-knock")
-    work = thread.submit(lambda: open_transport(name, end, lambda: time.monotonic() < until).close())
-    thread.stop(timeout_s=0.0)  # when that is done
-    return thread, work

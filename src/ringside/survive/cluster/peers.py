@@ -30,6 +30,8 @@ from ringside.survive.state.kept import START
 
 BEATS_S = 2.0
 """A process on another host that gives no sign of life for so long is taken for dead."""
+STOPPED_S = 1.0
+"""A process that somebody stopped (SIGSTOP) is given up after so long."""
 KILL_S = 5.0
 """How long a process that was sent SIGKILL may take to end (a page being read from a disk holds it up)."""
 
@@ -191,19 +193,6 @@ class Superseded(Exception):
     """The member is at something else now: what is under way leads nowhere."""
 
 
-@dataclass(frozen=True)
-class Patience:
-    """How long what may last, seconds.
-
-    Args:
-        stopped_s: A process that somebody stopped (SIGSTOP) is given up after so long.
-        silent_s: One that lives and takes no part, after so long: the longest that a rank may be later than another.
-    """
-
-    stopped_s: float = 1.0
-    silent_s: float = 60.0
-
-
 @dataclass
 class PeerWait:
     """Waits for members of one generation.
@@ -212,14 +201,15 @@ class PeerWait:
         peers: The other members.
         attend: Called several hundred times a second while something is waited for, with those who are dead or silent;
             it raises `Superseded` to end the wait.
-        patience: When whom to give up.
+        silent_s: A process that lives and takes no part is given up after so long, seconds: the longest that a rank may
+            be later than another.
         clock: Seconds.
         pause: Does nothing for so many seconds.
     """
 
     peers: Mapping[MemberId, Peer]
     attend: Callable[[Sequence[MemberId]], object]
-    patience: Patience = Patience()
+    silent_s: float = 60.0
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[float], object] = time.sleep
     _stopped_since: dict[MemberId, float] = field(default_factory=dict)
@@ -244,7 +234,7 @@ class PeerWait:
             now = self.clock()
             if now - attended > _CHECK_S:
                 attended = now
-                patient = now - began <= self.patience.silent_s
+                patient = now - began <= self.silent_s
                 silent = [] if patient else [seat for seat in missing if seat in self.peers]
                 self.attend([*self.dead(), *silent])
             self.pause(pause_s)
@@ -264,4 +254,4 @@ class PeerWait:
         if not peer.stopped():
             self._stopped_since.pop(seat, None)
             return False
-        return now - self._stopped_since.setdefault(seat, now) > self.patience.stopped_s
+        return now - self._stopped_since.setdefault(seat, now) > STOPPED_S

@@ -22,11 +22,9 @@ class Registers(Protocol):
 
     def create(self, key: str, value: bytes) -> bytes:
         """Write `value` where nothing stands; return what stands then, the first value ever written."""
-        ...
 
     def read(self, key: str) -> bytes | None:
         """Return what stands; None: nothing."""
-        ...
 
     def swap(self, key: str, expected: bytes | None, new: bytes) -> bytes | None:
         """Write `new` where `expected` stands (None: nothing); return what stands then.
@@ -35,7 +33,6 @@ class Registers(Protocol):
             `new` if it was written, now or before; another value if that stands; None if `expected` was a value and
             nothing stands.
         """
-        ...
 
 
 class MemoryRegisters:

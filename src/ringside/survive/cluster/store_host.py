@@ -20,33 +20,19 @@ def is_needed(environ: Mapping[str, str]) -> bool:
     return environ.get("RANK") == "0" and environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
 
 
-def serve(port: int) -> None:
-    """Serve a store until a signal ends the process.
-
-    Raises:
-        RingsideError: The port is taken.
-    """
-    from torch._C._distributed_c10d import TCPStore
+def main(arguments: list[str]) -> int:
+    """Serve a store until a signal ends the process; return the exit status where the port is taken."""
+    die_with_parent(signal.SIGKILL, os.getppid())
+    from torch._C._distributed_c10d import TCPStore  # which takes a second
 
     try:
-        store = TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
+        store = TCPStore("0.0.0.0", int(arguments[0]), is_master=True, wait_for_workers=False)
     except RuntimeError as error:
-        raise RingsideError(
-            f"port {port} cannot be served ({str(error).partition(chr(10))[0]}): two jobs share MASTER_PORT; give "
-            "this one another"
-        ) from None
+        why = f"port {arguments[0]} cannot be served ({str(error).partition(chr(10))[0]})"
+        print(f"ringside survive: {why}: two jobs share MASTER_PORT; give this one another", file=sys.stderr)
+        return RingsideError.exit_status
     signal.pause()
     del store
-
-
-def main(arguments: list[str]) -> int:
-    """Serve; return the exit status."""
-    die_with_parent(signal.SIGKILL, os.getppid())
-    try:
-        serve(int(arguments[0]))
-    except RingsideError as error:
-        print(f"ringside survive: {error}", file=sys.stderr)
-        return error.exit_status
     return 0
 
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 from ringside.errors import UsageError
 from ringside.survive.protocol.events import DrainWanted, QuotasWanted
-from ringside.survive.protocol.settings import GAIN_WORTH, balanced_quotas, gain, step_seconds
+from ringside.survive.protocol.settings import GAIN_WORTH, balanced_quotas, step_seconds
 
 Mode = Literal["alert", "rebalance", "drain"]
 MODES: tuple[Mode, ...] = ("alert", "rebalance", "drain")
@@ -101,9 +101,9 @@ class Stragglers:
 
         # What other quotas would gain: said, and done where that is wanted.
         ranks, before = tuple(medians), tuple(quotas[rank] for rank in medians)
-        after = balanced_quotas(list(medians.values()), sum(before))
-        won = gain(list(medians.values()), before, after)
-        longest_s = step_seconds(list(medians.values()), before)
+        own_s = list(medians.values())
+        after, longest_s = balanced_quotas(own_s, sum(before)), step_seconds(own_s, before)
+        won = 1.0 - step_seconds(own_s, after) / longest_s
         if won < GAIN_WORTH or longest_s < SHORTEST_S or 0 in after:
             return None
         if slowest not in self._reported or self.mode != "alert":

@@ -226,7 +226,7 @@ class _Remembering:
         first = _draw(one, seed, 0)
         if not np.array_equal(first, _draw(other, seed, 0)):
             raise UsageError(
-                f"{_name(sampler)} draws another order whenever it is asked, from something that nobody seeds "
+                f"{type(sampler).__name__} draws another order whenever it is asked, from something that nobody seeds "
                 "(os.urandom, the time): samples would be lost and counted twice; draw from a generator with a seed"
             )
         self._repeats &= np.array_equal(first, _draw(one, seed, 0))
@@ -237,7 +237,7 @@ class _Remembering:
         if epoch < self._next:
             if self._new is None:
                 raise UsageError(
-                    f"{_name(self._sampler)} cannot be copied, so it cannot draw epoch {epoch} again: give it "
+                    f"{type(self._sampler).__name__} cannot be copied, so it cannot draw epoch {epoch} again: give it "
                     "set_epoch(epoch)"
                 )
             self._sampler, self._next = _copied(self._new), 0
@@ -275,13 +275,9 @@ def _draw(sampler: Any, seed: int, epoch: int) -> Indices:
             return np.fromiter(itertools.islice(sampler, length_of(sampler) + 1), dtype=np.int64)
         except (TypeError, ValueError) as error:
             raise UsageError(
-                f"{_name(sampler)} draws something else than numbers of samples ({error}): give a sampler of single "
-                "samples (training itself makes batches)"
+                f"{type(sampler).__name__} draws something else than numbers of samples ({error}): give a sampler of "
+                "single samples (training itself makes batches)"
             ) from None
-
-
-def _name(sampler: object) -> str:
-    return type(sampler).__name__
 
 
 COMPARED = ("the batch", "the data set", "the seed", "an epoch")

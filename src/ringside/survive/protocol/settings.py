@@ -57,12 +57,6 @@ def step_seconds(seconds: Sequence[float], quotas: Sequence[int]) -> float:
     return max(own * quota for own, quota in zip(seconds, quotas, strict=True))
 
 
-def gain(seconds: Sequence[float], before: Sequence[int], after: Sequence[int]) -> float:
-    """Return how much shorter the ranks' computation becomes, as a share of what it was: 0.25 is a quarter less."""
-    was = step_seconds(seconds, before)
-    return 1.0 - step_seconds(seconds, after) / was if was > 0 else 0.0
-
-
 @dataclass(frozen=True)
 class ProtocolSettings:
     """A job's shape and patience; equal on all members.

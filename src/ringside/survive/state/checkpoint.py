@@ -39,8 +39,8 @@ KEPT = 2
 _SKELETON = "ringside.skeleton"
 _ABOUT = "ringside.json"
 _NAME = re.compile(r"step-(\d{8,})")
-_BESIDE = re.compile(r"\.step-\d{8,}-(?:(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)-(?P<started>\d+)-[0-9a-f]{8}|\d+)")
-"""Where a writer writes: its machine, process and start; older versions told the process only."""
+_BESIDE = re.compile(r"\.step-\d{8,}-(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)-(?P<started>\d+)-[0-9a-f]{8}")
+"""Where a writer writes: its machine, process and start."""
 _TORN, _GONE = "torn-", ".gone-"
 _FORGOTTEN_S = 3600.0
 """A writer that nobody here can look at is taken for dead when it has written nothing for so long, seconds."""
@@ -55,12 +55,12 @@ class About(msgspec.Struct, frozen=True):
     Args:
         step: The next step to be trained.
         digest: Digest of the state.
-        files: Digest of every other file, by name; none: it was written before there were any.
+        files: Digest of every other file, by name.
     """
 
     step: int
     digest: int
-    files: dict[str, str] = {}
+    files: dict[str, str]
 
 
 class Checkpoints:

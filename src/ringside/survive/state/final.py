@@ -15,7 +15,7 @@ import numpy as np
 from ringside.engine.transports.base import Bytes
 from ringside.errors import FinalStateError, RingsideError
 from ringside.survive.state.kept import DIGEST_BYTES, STATE_AT, Head, Kept, Lies, Stage, new_file
-from ringside.survive.state.state import JobState, digest_of, pack, packed_size, unpack
+from ringside.survive.state.state import JobState, pack, packed_size, unpack_checked
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Final:
             if head.lies is not Lies.HERE:
                 return final_state(head.directory)
             memory = _mapped(kept.fd, kept.offset, STATE_AT + head.size_bytes, mmap.PROT_READ)
-            return _checked(memory[STATE_AT:], head.digest)
+            return unpack_checked(memory[STATE_AT:], head.digest)
         except (RingsideError, ValueError, OSError) as error:
             _log.warning("the state that was kept cannot be used: %s", error)
             return None
@@ -119,16 +119,9 @@ def final_state(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise RingsideError(f"{path} cannot be read: {error.strerror}") from None
     try:
-        return _checked(memory[:-DIGEST_BYTES], int.from_bytes(memory[-DIGEST_BYTES:].tobytes(), "little"))
+        return unpack_checked(memory[:-DIGEST_BYTES], int.from_bytes(memory[-DIGEST_BYTES:].tobytes(), "little"))
     except RingsideError:
         raise RingsideError(f"{path} is no file of a final state, or not whole") from None
-
-
-def _checked(memory: Bytes, digest: int) -> dict[str, Any]:
-    tree: dict[str, Any] = unpack(memory)
-    if digest_of(tree) != digest:
-        raise RingsideError("its content is not what was written")
-    return tree
 
 
 def _written(tree: dict[str, Any], head: Head, no_memory: OSError) -> str:

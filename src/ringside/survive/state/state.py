@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,9 +19,6 @@ from ringside.engine.transports.base import Bytes
 from ringside.errors import MismatchError, RingsideError, UnsupportedError
 from ringside.pytorch.recording.parameter_digests import digest
 from ringside.survive.data.samples import Position
-
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.stateful import Stateful  # importing it takes a second
 
 # -------------------------------------------------------------------------------------------------
 # State as a tree of plain values with tensors at its leaves: taken apart, packed into bytes, and put together again.
@@ -118,6 +115,18 @@ def unpack(memory: Bytes) -> Any:
         raise RingsideError(f"the state that was received is not whole ({error}): it is fetched from another") from None
 
 
+def unpack_checked(memory: Bytes, digest: int) -> dict[str, Any]:
+    """Return the tree that `pack` wrote, if it has this digest.
+
+    Raises:
+        RingsideError: It has another, or is not whole.
+    """
+    tree: dict[str, Any] = unpack(memory)
+    if digest_of(tree) != digest:
+        raise RingsideError("its content is not what was written")
+    return tree
+
+
 def digest_of(tree: Any) -> int:
     """Return 64 bits that stand for a tree: its skeleton and the bits, dtype and shape of every tensor."""
     skeleton, tensors = take_apart(tree)
@@ -168,7 +177,7 @@ class JobState:
     Args:
         model: The model.
         optimizer: Its optimizer.
-        others: Whatever else moves along, by name: a scheduler, a stateful sampler.
+        scheduler: Moves along, and is stepped after every step; None: there is none.
         position: Says where the job is in its samples, which copies tell and which is compared when one is loaded.
 
     Attributes:
@@ -178,18 +187,23 @@ class JobState:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Stateful,
-        others: dict[str, Stateful] | None = None,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any = None,
         position: Position | None = None,
     ) -> None:
-        self.model, self.optimizer, self.others = model, optimizer, others or {}
-        self.position = position
+        self.model, self.optimizer, self.scheduler, self.position = model, optimizer, scheduler, position
         self._unsaved = _unsaved(model)
         self.step = 0
 
+    def advance(self) -> None:
+        """Go on to the next step, once the optimizer has made this one."""
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.step += 1
+
     def tree(self) -> dict[str, Any]:
         """Return the state as it is now; its tensors are the live ones."""
-        parts: dict[str, Any] = {name: part.state_dict() for name, part in self.others.items()}
+        parts: dict[str, Any] = {} if self.scheduler is None else {"scheduler": self.scheduler.state_dict()}
         if self._unsaved:
             parts[_UNSAVED] = self._unsaved
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step, **parts}
@@ -208,12 +222,8 @@ class JobState:
         Raises:
             MismatchError: It is another model's, or belongs to other samples, or does not say to which.
         """
-        if self.position is not None and _POSITION not in tree:
-            raise MismatchError(
-                f"the checkpoint of step {tree['step']} has no position in the samples (an older version "
-                "wrote it): with another batch, seed or order samples would be lost and others counted twice. Give the "
-                "job another checkpoint_dir, and load the parameters before (torch.distributed.checkpoint reads them)"
-            )
+        if self.position is not None:
+            self.position.refuse_others(tree.get(_POSITION))
         self.load(tree)
 
     def load(self, tree: dict[str, Any]) -> None:
@@ -227,8 +237,8 @@ class JobState:
         try:
             self.model.load_state_dict(tree["model"])
             self.optimizer.load_state_dict(tree["optimizer"])
-            for name, part in self.others.items():
-                part.load_state_dict(tree[name])
+            if self.scheduler is not None:
+                self.scheduler.load_state_dict(tree["scheduler"])
             for name, buffer in self._unsaved.items() if _UNSAVED in tree else ():
                 buffer.copy_(tree[_UNSAVED][name])
         except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
@@ -248,21 +258,3 @@ def _unsaved(model: nn.Module) -> dict[str, Tensor]:
         for name, buffer in module._buffers.items()
         if buffer is not None and name in module._non_persistent_buffers_set
     }
-
-
-def take_over(state: JobState, memory: Bytes, digest: int) -> None:
-    """Load a packed state, if it is what its digest says.
-
-    Args:
-        state: What takes it over.
-        memory: The packed state, uint8 [n].
-        digest: What all members agreed on.
-
-    Raises:
-        RingsideError: It is not whole.
-        MismatchError: It is another state than was agreed on, or another model's.
-    """
-    tree = unpack(memory)
-    if digest_of(tree) != digest:
-        raise MismatchError("the state that was given is not the one that all agreed on: ask another rank")
-    state.load(tree)

@@ -26,7 +26,7 @@ from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
 from ringside.survive.protocol.decision import MemberId, Tag
 from ringside.survive.protocol.generation import Generation
-from ringside.survive.state.state import pack, packed_size, take_over
+from ringside.survive.state.state import pack, packed_size, unpack_checked
 
 # -------------------------------------------------------------------------------------------------
 # To a process on another host: its size (int64), then the bytes in pieces, over a group of two.
@@ -161,7 +161,7 @@ class StateTransfer:
         message = e.RankOffered(tag, seat, f"{job.state.digest():016x}")
         for taker in takers:
             address: Address | None = self._copy.address
-            if job.open_transport is not None and not known.peer(taker, tag.incarnation).here:
+            if job.open_transport is not None and not known.peer(taker).here:
                 address = None  # it is sent
                 if taker not in self._senders:
                     name = transfer_name(tag, seat, taker)
@@ -200,7 +200,7 @@ class StateTransfer:
                 )
             else:
                 raise RingsideError("there is no connection between hosts")
-            take_over(self._job.state, packed, int(fetch.digest, 16))
+            self._job.state.load(unpack_checked(packed, int(fetch.digest, 16)))
         except Superseded:
             return None
         except (RingsideError, KeyError) as error:
