@@ -14,7 +14,7 @@ from tests.support.mangle import mangled
 from ringside.doctor import examine
 from ringside.doctor.calls import inspector
 from ringside.doctor.calls.judge import judge
-from ringside.doctor.calls.record import Calls
+from ringside.doctor.calls.record import BLOCK_BYTES, Calls
 from ringside.doctor.findings import is_enough_to_judge
 
 from .call_logs import START_S, WRITERS, CallJob, write_clog, write_comma, write_inspector
@@ -234,6 +234,19 @@ def test_mangled_logs_never_fail_and_blame_nobody_else(tmp_path: Path, form: str
     assert {rank for verdict in found.verdicts for rank in verdict.ranks} <= {2}
     assert not any("could not be read" in note.text for note in found.notes)
     assert all(math.isfinite(verdict.excess_ratio) for verdict in found.verdicts)
+
+
+def test_a_line_longer_than_what_is_read_at_once_is_whole(tmp_path: Path) -> None:
+    write_inspector(CallJob(), tmp_path, version="v4.4")
+    path = tmp_path / "node0-pid1000.log"
+    steps = [{"trans_size_bytes": 3, "gpu_produce_us": 0, "peer_credit_us": 0, "wire_us": 1}] * 10_000
+    trace = {"record_type": "proxy_op", "peer": 1, "direction": "send", "steps": steps}
+    line = json.dumps({"proxy_trace": trace}) + "\n"
+    assert len(line) > 2 * BLOCK_BYTES
+    path.write_text(path.read_text() + line + path.read_text())
+    found = examine([tmp_path])
+    assert found.notes[0].text == "v4.4: 120 collectives, 1 proxy trace"
+    assert found.sheets[1].rows[0][3] == 30_000
 
 
 def test_ranks_and_numbers_as_large_as_any_cost_nothing(tmp_path: Path) -> None:

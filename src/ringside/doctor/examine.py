@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -78,7 +80,7 @@ def examine(
         Findings with at least one note per file. Nothing readable means: no note is `used`.
     """
     progress = progress or Progress()
-    with gather(paths, progress=progress, limits=limits) as gathered:
+    with gather(paths, progress=progress, limits=limits) as gathered, _collector_paused():
         # Every source to the first reader that knows its kind.
         groups: list[tuple[Reader, list[Source]]] = [(reader, []) for reader in readers]
         unknown = []
@@ -98,6 +100,18 @@ def examine(
                 unknown.append(Note(file=source.name, text=text, used=False))
         parts = [_read(reader, sources, progress) for reader, sources in groups if sources]
         return merge([*parts, Findings(notes=[*unknown, *gathered.notes])])
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Pause the garbage collector: millions of new values hold no circles."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _read(reader: Reader, sources: Sequence[Source], progress: Progress) -> Findings:

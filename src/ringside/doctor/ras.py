@@ -9,7 +9,6 @@ from __future__ import annotations
 import bisect
 import re
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
@@ -87,7 +86,6 @@ class Document(msgspec.Struct):
     communicators: list[_Communicator] | None = None
     event: str = ""
     peer: _Peer | None = None
-    details: str = ""
 
     def seconds(self) -> float:
         """Its time; RAS gives whole seconds of the host's local time."""
@@ -320,10 +318,10 @@ def _hang_verdict(
     communicator, function, called, most = found
     own = {member.place: member.rank for member in communicator.ranks}
     who = sorted(ranks.get(place, own[place]) for place in places)
-    it = "it" if len(who) == 1 else "they"
+    them = "it" if len(who) == 1 else "them"
     cause = (
         f"{name_ranks(who)} called {function} {called:,} times in communicator {communicator.hash}, others {most:,} "
-        f"times, and nothing anywhere for {still_s:.0f} s: the others wait for {'it' if it == 'it' else 'them'}"
+        f"times, and nothing anywhere for {still_s:.0f} s: the others wait for {them}"
     )
     evidence: dict[str, Number] = {
         "group": communicator.hash,
@@ -345,14 +343,10 @@ def _table(last: Document | None) -> list[Sheet]:
     rows: list[list[Number | None]] = []
     for communicator in (last.communicators or []) if last else []:
         counts = communicator.counts()
-        least, most = Counter[str](), Counter[str]()
+        missing = len(communicator.missing_ranks)
         for name in sorted({name for own in counts.values() for name in own}):
             called = [own.get(name, 0) for own in counts.values()]
-            least[name], most[name] = min(called), max(called)
-        rows += [
-            [communicator.hash, communicator.size, len(communicator.missing_ranks), name, least[name], most[name]]
-            for name in most
-            if most[name]
-        ]
+            if any(called):
+                rows.append([communicator.hash, communicator.size, missing, name, min(called), max(called)])
     columns = ["communicator", "ranks", "missing", "function", "fewest calls", "most calls"]
     return [Sheet(title="What RAS counted last", columns=columns, rows=rows[:MOST_ROWS])] if rows else []

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ringside.decoding import nan_for_null
 from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import BUFFER_BYTES, Source
 from ringside.doctor.findings import Findings, Lane, Note, Sheet, TimeSpan, Unjudged, merge
@@ -25,7 +26,7 @@ from ringside.monitor.groups import describe_place
 from ringside.monitor.job.questions import read_answers
 from ringside.monitor.nccl.report import FILE as NCCL_FILE
 from ringside.monitor.run.directory import EVENTS, RUN, STEPS, SUMMARY, RunReader
-from ringside.monitor.run.table import StepTable, fill_waits, tabulate
+from ringside.monitor.run.table import StepTable, fill_waits
 from ringside.monitor.summary import assess_run
 from ringside.monitor.verdict import Verdict
 from ringside.text import counted
@@ -144,10 +145,8 @@ def _read_run(folder: str, files: dict[str, Source]) -> Findings:
             for role, source in files.items():
                 with source.open() as stream, (Path(copy) / role).open("wb") as target:
                     shutil.copyfileobj(stream, target, BUFFER_BYTES)
-            summary, _ = assess_run(RunReader(copy))
-            reader = RunReader(copy)
-            table = tabulate(reader.iterate(), reader.info.world_size)
-            ended = any(event["kind"] == "ended" for event in reader.poll_events())
+            summary, table = assess_run(RunReader(copy))
+            ended = any(event["kind"] == "ended" for event in RunReader(copy).poll_events())
         except RingsideError as error:
             why = str(error).replace(copy, folder)
             return Findings(notes=[Note(file=file.name, kind=KIND, text=why, used=False) for file in files.values()])
@@ -155,8 +154,7 @@ def _read_run(folder: str, files: dict[str, Source]) -> Findings:
     for content in summary["verdicts"]:
         # what was not a number in JSON is left out or unknown here
         evidence = {key: value for key, value in (content.get("evidence") or {}).items() if value is not None}
-        known = {key: float("nan") if value is None else value for key, value in content.items()}
-        verdicts.append(msgspec.convert({**known, "evidence": evidence}, Verdict))
+        verdicts.append(msgspec.convert({**nan_for_null(content), "evidence": evidence}, Verdict))
     steps, ranks = summary["steps"], summary["world_size"]
     cut = "" if ended else "; it was cut off (its events have no end), what had been written is whole"
     text = f"{counted(steps, 'step')} of {counted(ranks, 'rank')}{cut}"

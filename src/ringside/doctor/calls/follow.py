@@ -49,7 +49,7 @@ class LogFollower:
         self._folder, self._since_unix = folder, since_unix
         self._child: subprocess.Popen[bytes] | None = None
         self._began = self._next = 0.0
-        self._judged: list[tuple[str, int, int]] = []
+        self._judged: dict[Path, tuple[int, int]] = {}
 
     def poll(self) -> bool:
         """Have the files judged if they have changed, without waiting for it; return whether `lines` have changed."""
@@ -66,7 +66,7 @@ class LogFollower:
             return self.lines != lines
         if now < self._next:
             return False
-        files = [(str(path), *_version(path)) for path in log_files(self._folder, self._since_unix)]
+        files = log_files(self._folder, self._since_unix)
         self._next = now + max(LEAST_SECONDS, (time.monotonic() - now) / SHARE)
         if files and files != self._judged:
             self._judged, self._began = files, now
@@ -90,20 +90,24 @@ class LogFollower:
             self._child = None
 
 
-def log_files(folder: Path, since_unix: float = 0.0) -> list[Path]:
+def log_files(folder: Path, since_unix: float = 0.0) -> dict[Path, tuple[int, int]]:
     """Return the regular files right in a folder, the first `MOST_FILES` by name; none where it cannot be read.
 
     Args:
         folder: The folder.
         since_unix: Only files that were written then or later.
+
+    Returns:
+        The size of each and when it was last written, by which it is known whether it has changed.
     """
-    names = []
+    found = {}
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):  # gone meanwhile
-                if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_mtime >= since_unix:
-                    names.append(entry.name)
-    return [folder / name for name in sorted(names)[:MOST_FILES]]
+                status = entry.stat(follow_symlinks=False)
+                if entry.is_file(follow_symlinks=False) and status.st_mtime >= since_unix:
+                    found[folder / entry.name] = status.st_size, status.st_mtime_ns
+    return dict(sorted(found.items())[:MOST_FILES])
 
 
 def judge_folder(folder: Path, since_unix: float = 0.0) -> tuple[str, ...]:
@@ -118,7 +122,7 @@ def judge_folder(folder: Path, since_unix: float = 0.0) -> tuple[str, ...]:
 
     readers = (inspector, comma, clog)  # what else lies there is not read
     files = log_files(folder, since_unix)
-    lines = _describe(examine(files, readers=readers), [reader.KIND for reader in readers])
+    lines = _describe(examine(list(files), readers=readers), [reader.KIND for reader in readers])
     if lines and len(files) == MOST_FILES:
         lines += (f"of the files in {folder} the first {MOST_FILES:,} by name were read",)
     return lines
@@ -136,18 +140,9 @@ def _describe(found: Findings, known: Sequence[str]) -> tuple[str, ...]:
         lines.append(f"{lead}: {who}: {verdict.cause}" if who else f"{lead}: {verdict.cause}")
     if not lines:
         calls = sum(int(found.facts.get(kind, {}).get("calls", 0)) for kind in kinds)
-        unjudged = [f"; {one.what} is not judged: {one.why}" for one in found.unjudged if not one.side][:1]
-        lines.append(f"{lead}: {counted(calls, 'call')}, nobody holds the others up{''.join(unjudged)}")
-        if unjudged:
-            lines[0] = f"{lead}: {counted(calls, 'call')}{unjudged[0]}"
+        unjudged = (f"; {one.what} is not judged: {one.why}" for one in found.unjudged if not one.side)
+        lines.append(f"{lead}: {counted(calls, 'call')}{next(unjudged, ', nobody holds the others up')}")
     return tuple(line if len(line) <= MOST_LETTERS else f"{line[: MOST_LETTERS - 1]}…" for line in lines)
-
-
-def _version(path: Path) -> tuple[int, int]:
-    with contextlib.suppress(OSError):
-        status = path.stat()
-        return status.st_size, status.st_mtime_ns
-    return 0, 0
 
 
 def main() -> None:

@@ -6,21 +6,13 @@ A line is a record. Up to v4.2 each has its header; from v4.3 on a `dump_stats` 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from itertools import repeat
+from collections.abc import Sequence
 
 import msgspec
 
+from ringside.decoding import UNDECODABLE
 from ringside.doctor.calls.judge import judge_files
-from ringside.doctor.calls.record import (
-    UNKNOWN,
-    Calls,
-    Count,
-    Link,
-    Rank,
-    decoded,
-    line_batches,
-)
+from ringside.doctor.calls.record import UNKNOWN, Calls, Count, Link, Rank, decoded, line_batches
 from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Source
 from ringside.doctor.findings import Findings, Note
@@ -28,6 +20,7 @@ from ringside.text import counted
 
 KIND = "NCCL Inspector log"
 _HEADER = re.compile(rb'\A\s*\{\s*"header"\s*:\s*\{\s*"id"\s*:')
+_NONE = msgspec.Raw(b"")
 _SIGNS = (b'"inspector_output_format_version"', b'"coll_perf"', b'"p2p_perf"', b'"dump_stats"')
 
 
@@ -88,7 +81,7 @@ class _Stats(msgspec.Struct, gc=False):
 
 
 class _Line(msgspec.Struct, gc=False):
-    header: _Header | None = None
+    header: msgspec.Raw = _NONE
     metadata: _Metadata | None = None
     coll_perf: _Perf | None = None
     p2p_perf: _P2p | None = None
@@ -97,6 +90,7 @@ class _Line(msgspec.Struct, gc=False):
 
 
 _DECODER = msgspec.json.Decoder(_Line)
+_HEADER_DECODER = msgspec.json.Decoder(_Header | None)
 
 
 def matches(source: Source) -> bool:
@@ -111,20 +105,25 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
 
 def _read_log(source: Source, calls: Calls) -> Note:
     header: _Header | None = None
+    recorded = _NONE
     metadata = _Metadata()
     entries = messages = proxies = damaged = 0
-
-    def count(lines: int) -> None:
-        nonlocal damaged
-        damaged += lines
-
     with source.open() as stream:
         for batch in line_batches(stream):
             # Millions of lines come through this loop: they are noted many at a time, by header and function.
+            lines, broken = decoded(batch, _DECODER)
+            damaged += broken
             perfs: dict[tuple[str, str, int], list[_Perf]] = {}
             written: list[int] = []
-            for line in decoded(batch, _DECODER, count):
-                header = line.header or header
+            for line in lines:
+                if line.header != recorded and line.header:
+                    # the same one stands in thousands of lines: it is decoded where it changes
+                    try:
+                        header = _HEADER_DECODER.decode(line.header) or header
+                    except UNDECODABLE:
+                        damaged += 1
+                        continue
+                    recorded = line.header
                 if header is None:
                     damaged += 1
                     continue
@@ -149,8 +148,9 @@ def _read_log(source: Source, calls: Calls) -> Note:
                             link.gpu_s += step.gpu_produce_us / 1e6
                             link.peer_s += step.peer_credit_us / 1e6
                             link.wire_s += step.wire_us / 1e6
-                messages += line.p2p_perf is not None
-                if line.dump_stats is not None:
+                elif line.p2p_perf is not None:
+                    messages += 1
+                elif line.dump_stats is not None:
                     calls.join(communicator, rank, header.n_ranks, metadata.process)
                     if (communicator, rank) in calls.members:
                         calls.dropped[communicator, rank] = line.dump_stats.coll_dropped_total
@@ -158,11 +158,11 @@ def _read_log(source: Source, calls: Calls) -> Note:
                 calls.wrote(moment / 1e6)
             for key, found in perfs.items():
                 entries += len(found)
-                starts: Iterable[float] = repeat(UNKNOWN, len(found))
-                took: Iterable[float] = (perf.coll_exec_time_us / 1e6 for perf in found)
-                if any(perf.event_trace_ts is not None for perf in found):
+                starts: Sequence[float] = [UNKNOWN] * len(found)
+                took: Sequence[float] = [perf.coll_exec_time_us / 1e6 for perf in found if perf.event_trace_ts is None]
+                if len(took) < len(found):
                     starts, took = zip(*map(_times, found), strict=True)
-                calls.stream(*key).extend((perf.coll_sn for perf in found), starts, took)
+                calls.stream(*key).extend([perf.coll_sn for perf in found], starts, took)
     parts = [counted(entries, "collective")]
     parts += [counted(messages, "message")] if messages else []
     parts += [counted(proxies, "proxy trace")] if proxies else []

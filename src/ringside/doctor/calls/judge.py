@@ -16,14 +16,13 @@ from itertools import islice
 import msgspec
 import numpy as np
 
-from ringside.doctor.calls.record import Calls, Link, LinkTime, Stream, collector_paused
+from ringside.doctor.calls.record import Calls, Link, LinkTime, Stream
 from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Source
 from ringside.doctor.findings import Findings, Note, Number, Sheet, Unjudged, verdict_of_files
 from ringside.monitor.verdict import Verdict
 from ringside.text import counted, duration, percent, rank_list, rate
 
-Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 ALL_WAIT_FOR_ALL = frozenset({"allreduce", "allgather", "reducescatter", "alltoall", "barrier"})
@@ -79,10 +78,9 @@ def judge_files(
         read_into: Reads one; returns what is to be said of it.
     """
     calls, notes = Calls(), []
-    with collector_paused():
-        for number, source in enumerate(sources, 1):
-            progress.begin(f"reading {kind} {number} of {len(sources)}")
-            notes.append(read_into(source, calls))
+    for number, source in enumerate(sources, 1):
+        progress.begin(f"reading {kind} {number} of {len(sources)}")
+        notes.append(read_into(source, calls))
     return judge(kind, calls, notes)
 
 
@@ -209,25 +207,20 @@ def _last_comers(
     calls: Calls, communicator: str, functions: dict[str, dict[int, Stream]], size: int
 ) -> tuple[list[Late], float, str]:
     """Return the ranks that a communicator waits for, the seconds that its records cover, and why nobody is judged."""
-    starts: list[Floats] = []
-    took: list[Floats] = []
-    half = []
-    for streams in functions.values():
-        indexes = [_numbers(streams[rank]) for rank in range(size)]
-        common = reduce(lambda one, other: np.intersect1d(one, other, True), [numbers for numbers, _ in indexes])
-        begun, lasted = np.empty((2, len(common), size))
-        for rank, (numbers, index) in enumerate(indexes):
-            picked = np.searchsorted(numbers, common)
+    # The calls that all ranks recorded, function by function: rows of two matrices, which are large and never copied.
+    indexes = {function: [_numbers(streams[rank]) for rank in range(size)] for function, streams in functions.items()}
+    common = {function: reduce(_shared, (numbers for numbers, _ in own)) for function, own in indexes.items()}
+    start_s, took_s = np.empty((2, sum(map(len, common.values())), size))
+    later = np.concatenate([np.arange(len(shared)) * 2 >= len(shared) for shared in common.values()])
+    row = 0
+    for function, shared in common.items():
+        end = row + len(shared)
+        for rank, (numbers, index) in enumerate(indexes[function]):
+            picked = np.searchsorted(numbers, shared)
             picked = picked if index is None else index[picked]
-            begun[:, rank] = np.frombuffer(streams[rank].start_s)[picked]
-            lasted[:, rank] = np.frombuffer(streams[rank].took_s)[picked]
-        starts.append(begun)
-        took.append(lasted)
-        half.append(np.arange(len(common)) * 2 >= len(common))
-    later = np.concatenate(half)
-    # Matrices of many ranks are large: none is copied that need not be.
-    start_s, took_s = (parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in (starts, took))
-    del starts, took, begun, lasted
+            start_s[row:end, rank] = np.frombuffer(functions[function][rank].start_s)[picked]
+            took_s[row:end, rank] = np.frombuffer(functions[function][rank].took_s)[picked]
+        row = end
     timed = bool(np.isfinite(start_s).all())
     ends = start_s + took_s if timed else start_s
     elapsed = float(ends.max() - start_s.min()) if timed and len(ends) else _written_for(calls)
@@ -257,6 +250,11 @@ def _last_comers(
     by = "start times" if by_start else "the shortest execution time"
     late = Late(communicator, rank, float(gap[mine].sum()), int(mine.sum()), len(rows), by, held)
     return [late], elapsed, ""
+
+
+def _shared(one: Integers, other: Integers) -> Integers:
+    """What two streams' numbers have in common; mostly they are the same."""
+    return one if np.array_equal(one, other) else np.intersect1d(one, other, assume_unique=True)
 
 
 def _written_for(calls: Calls) -> float:
@@ -327,7 +325,11 @@ def _judge_links(
         return [], []
     rates = [times.nbytes / times.wire_s for _, times in used]
     usual = float(np.median(rates))
-    slow = [_link_verdict(link, times, usual, name) for link, times in used if _is_slow(times, usual, elapsed_s)]
+    slow = [
+        _link_verdict(link, times, usual, name)
+        for link, times in used
+        if times.nbytes / times.wire_s < SLOW * usual and 0.0 < LEAST_COST * elapsed_s <= times.wire_s
+    ]
     rows: list[list[Number | None]] = [
         [link.communicator, link.src, link.dst, times.nbytes, times.gpu_s, times.peer_s, times.wire_s]
         for link, times in used[:MOST_ROWS]
@@ -335,10 +337,6 @@ def _judge_links(
     columns = ["communicator", "from", "to", "bytes", "waited for the GPU, s", "for the peer, s", "on the wire, s"]
     sheet = Sheet(title="What messages between hosts waited for", columns=columns, rows=rows)
     return slow if len(used) >= LEAST_LINKS else [], [sheet]
-
-
-def _is_slow(times: LinkTime, usual: float, elapsed_s: float) -> bool:
-    return times.nbytes / times.wire_s < SLOW * usual and 0.0 < LEAST_COST * elapsed_s <= times.wire_s
 
 
 def _link_verdict(link: Link, times: LinkTime, usual: float, name: Callable[[str, int], int | None]) -> Verdict:

@@ -135,8 +135,7 @@ class Scan(Generic[T]):
         for match in _EVENT_BORDER.finditer(data):
             pieces.append(data[start : match.start() + 1])
             start = match.end()
-        found: list[T] = []
-        self._halve(pieces, found)
+        found = self._halve(pieces)
         self._rest = data[start:]
         if self._at_end:
             # The last event of all, and the end of their list where it is there; what breaks off is lost.
@@ -174,14 +173,13 @@ class Scan(Generic[T]):
         except UNDECODABLE:
             return None
 
-    def _halve(self, pieces: list[bytes], found: list[T]) -> None:
-        if not pieces:
-            return
+    def _halve(self, pieces: list[bytes]) -> list[T]:
+        """Decode events, all that are whole: where one is damaged, each half of them by itself."""
         batch = self._decode(b",".join(pieces))
         if batch is not None:
-            found += batch
-        elif len(pieces) == 1:
+            return batch
+        if len(pieces) == 1:
             self.damaged += 1
-        else:
-            self._halve(pieces[: len(pieces) // 2], found)
-            self._halve(pieces[len(pieces) // 2 :], found)
+            return []
+        half = len(pieces) // 2
+        return [*self._halve(pieces[:half]), *self._halve(pieces[half:])]

@@ -57,7 +57,6 @@ class OnStream(Progress):
             return
         self._shown = now
         line = f"{self._text} · {size(self._bytes)} read"[:110]
-        ending = "\r" if self._terminal else "\n"
-        self._stream.write(line.ljust(self._width) + ending if self._terminal else line + ending)
+        self._stream.write(f"{line.ljust(self._width)}\r" if self._terminal else f"{line}\n")
         self._stream.flush()
         self._width = max(self._width, len(line))

@@ -202,17 +202,16 @@ class Source:
     Args:
         name: What to call it: its path as it was given; `archive.tar.gz!member` inside an archive.
         path: The file on disk that it is, or lies in.
+        opener: Opens its content, unpacked.
         head: Its first `HEAD_BYTES`, unpacked, to recognise it by.
-        size_bytes: Bytes on disk (in its archive), where known.
         ratio: How far its head was packed (1 where it is not compressed).
         problems: Plain lines about what could not be read of it; reading adds to them.
     """
 
     name: str
     path: Path
-    head: bytes
     opener: Opener = field(repr=False)
-    size_bytes: int = 0
+    head: bytes = b""
     ratio: float = 1.0
     problems: list[str] = field(default_factory=list)
 

@@ -142,7 +142,7 @@ def _add_tar(source: Source, walk: Walk, nesting: int) -> None:
                 elif not _is_litter(member.name):
                     # of an archive that breaks off the last member's first bytes can still be read
                     whole = max(min(member.size, end - member.offset_data), 0)
-                    inner = Source(name, source.path, b"", walk.part(spool.fileno(), member.offset_data, whole), whole)
+                    inner = Source(name, source.path, walk.part(spool.fileno(), member.offset_data, whole))
                     if whole < member.size:
                         inner.problems.append(f"its archive breaks off: {size(whole)} of {size(member.size)} are whole")
                     walk.add(inner, nesting)
@@ -201,8 +201,7 @@ def _add_zip(source: Source, walk: Walk, nesting: int) -> None:
             elif member.flag_bits & 1:
                 walk.refuse(_short(name), "is encrypted and was left out")
             else:
-                inner = Source(name, source.path, b"", _zip_opener(archive, member), member.compress_size)
-                walk.add(inner, nesting)
+                walk.add(Source(name, source.path, _zip_opener(archive, member)), nesting)
 
 
 def _zip_opener(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Opener:
@@ -312,4 +311,4 @@ def _add_file(path: Path, walk: Walk, seen: set[tuple[int, int]]) -> None:
     def opener(report: Report) -> BinaryIO:
         return buffered(Careful(path.open("rb", buffering=0), report, count))
 
-    walk.add(Source(str(path), path, b"", opener, status.st_size), nesting=0)
+    walk.add(Source(str(path), path, opener), nesting=0)

@@ -203,7 +203,6 @@ class _Entry(msgspec.Struct):
 
 
 class _PgConfig(msgspec.Struct):
-    name: str = ""
     desc: str = ""
     ranks: str | list[Int] = ""
 

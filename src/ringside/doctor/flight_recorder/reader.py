@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
@@ -36,26 +35,20 @@ def matches(source: Source) -> bool:
 def read(sources: Sequence[Source], progress: Progress) -> Findings:
     """Judge the dumps of one job together, or of several in folders of their own."""
     dumps, refused = [], []
-    # Hundreds of thousands of new values hold no circles: the garbage collector pauses.
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        for number, source in enumerate(sources):
-            progress.begin(f"reading dump {number + 1} of {len(sources)}")
-            try:
-                # The rank that the dump names, or else its file: PyTorch's own names end with it.
-                content = load_dump(source.read(MOST_BYTES))
+    for number, source in enumerate(sources, 1):
+        progress.begin(f"reading dump {number} of {len(sources)}")
+        try:
+            # The rank that the dump names, or else its file: PyTorch's own names end with it.
+            content = load_dump(source.read(MOST_BYTES))
+            rank = content.get("rank") if isinstance(content, dict) else None
+            if not isinstance(rank, int):
                 match = _RANK.search(PurePosixPath(source.name).name)
-                recorded = content.get("rank") if isinstance(content, dict) else None
-                if not isinstance(recorded, int) and match is None:
+                if match is None:
                     raise NotADumpError("has no rank: name it after its rank, such as nccl_trace_rank_3")
-                rank = recorded if isinstance(recorded, int) else int(match.group(1)[-9:] if match else -1)
-                dumps.append(read_dump(content, source.name, rank, source.path.stat().st_mtime))
-            except NotADumpError as error:
-                refused.append(Note(file=source.name, text=str(error), used=False))
-    finally:
-        if collects:
-            gc.enable()
+                rank = int(match[1][-9:])
+            dumps.append(read_dump(content, source.name, rank, source.path.stat().st_mtime))
+        except NotADumpError as error:
+            refused.append(Note(file=source.name, text=str(error), used=False))
     jobs, left_out = sort_into_jobs(dumps)
     progress.begin(f"matching the collectives of {counted(len(dumps), 'rank')}")
     found = []

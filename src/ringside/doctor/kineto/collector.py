@@ -29,8 +29,6 @@ class TraceEvent(msgspec.Struct, gc=False):
     name: str = ""
     ts: float = 0.0
     dur: float = 0.0
-    pid: int | float | str | None = None
-    tid: int | float | str | None = None
     args: msgspec.Raw = msgspec.Raw(b"")
 
 
@@ -44,10 +42,8 @@ class CollectiveArguments(msgspec.Struct, gc=False):
     ranks: Any = msgspec.field(name="Process Group Ranks", default=None)
     seq: Any = msgspec.field(name="Seq", default=None)
     rank: Any = msgspec.field(name="Rank", default=None)
-    group_size: Any = msgspec.field(name="Group size", default=None)
     dims: Any = msgspec.field(name="Input Dims", default=None)
     types: Any = msgspec.field(name="Input type", default=None)
-    correlation: Any = None
 
 
 class Correlation(msgspec.Struct, gc=False):

@@ -100,14 +100,11 @@ def _diagnose(job: TracedJob, *, title: str = "") -> Findings:
     small = questions["small_collectives"].numbers
     per_step = float(small.get("collectives_per_step") or 0.0)
     small_ratio = None if (known := small.get("small_ratio")) is None else float(known)
-    exposed = 0.0
-    if pace.numbers:
-        exposed = float(np.median(pace.exposed_s.min(axis=1) / np.maximum(pace.step_s.min(axis=1), 1e-12)))
     verdicts = [
         *slow,
         *straggler.judge_mismatches(matched.conflicts),
         *straggler.bound_by_communication(pace),
-        *straggler.too_many_collectives(pace.numbers, per_step, small_ratio, exposed),
+        *straggler.too_many_collectives(pace.numbers, per_step, small_ratio, pace.exposed_ratio),
     ]
     culprits = [rank for verdict in verdicts for rank in verdict.ranks]
     # The job's steps replayed without stragglers, where there is anything to compare.

@@ -178,6 +178,13 @@ class RankPace:
             return np.zeros(len(self.ranks))
         return np.expm1(np.nanmedian(log_excess(self.own_s), axis=0))
 
+    @property
+    def exposed_ratio(self) -> float:
+        """The share of a step, in the median, for which the rank that waits least waits for communication."""
+        if not self.numbers:
+            return 0.0
+        return float(np.median(self.exposed_s.min(axis=1) / np.maximum(self.step_s.min(axis=1), 1e-12)))
+
 
 def judge_stragglers(pace: RankPace, lateness_s: Floats, waits_s: Floats) -> list[Verdict]:
     """Return a verdict per persistent culprit; none where it moves from step to step.
@@ -233,8 +240,7 @@ def bound_by_communication(pace: RankPace) -> list[Verdict]:
     """Return a verdict if even the rank that waits least waits for most of its step: that is no rank's fault."""
     if len(pace.ranks) < 2 or len(pace.numbers) < LEAST_STEPS:
         return []
-    waited = pace.exposed_s.min(axis=1) / np.maximum(pace.step_s.min(axis=1), 1e-12)
-    share = float(np.median(waited))
+    share = pace.exposed_ratio
     if share < BOUND:
         return []
     lost = float(pace.exposed_s.min(axis=1).sum()) * len(pace.ranks)

@@ -35,19 +35,15 @@ class NcclFault:
 
     Args:
         rank: Who wrote it; None where its communicator is not known.
-        host: Its host.
-        device: Its CUDA device.
+        line: What it wrote, and where.
         own: Whether it is the rank's own failure, not the loss of somebody else.
         peer: Address or host of the peer it names; empty where it names none.
     """
 
     rank: int | None
-    host: str
-    device: int
+    line: Line
     own: bool
     peer: str
-    text: str
-    number: int
 
 
 def fault_of(line: Line, rank: int | None) -> NcclFault | None:
@@ -56,7 +52,7 @@ def fault_of(line: Line, rank: int | None) -> NcclFault | None:
     if line.level not in ("WARN", "ERROR") or not (own or _LOST.search(line.text)):
         return None
     peer = _PEER.search(line.text)
-    return NcclFault(rank, line.host, line.device, own, peer[1] if peer and not own else "", line.text, line.number)
+    return NcclFault(rank, line, own, peer[1] if peer and not own else "")
 
 
 def is_abort(line: Line) -> bool:
@@ -79,8 +75,8 @@ def judge_faults(
     own = [fault for fault in faults if fault.own]
     lost = [fault for fault in faults if not fault.own]
     if own:
-        first = own[0]
-        who = f"rank {first.rank}" if first.rank is not None else f"device {first.device}"
+        first = own[0].line
+        who = f"device {first.device}" if own[0].rank is None else f"rank {own[0].rank}"
         ranks = sorted({fault.rank for fault in own if fault.rank is not None})
         victims = {fault.rank for fault in lost if fault.rank is not None} | set(aborted)
         cause = f"{who} on {first.host} failed by itself: {first_line(first.text)}"
@@ -90,7 +86,7 @@ def judge_faults(
             "device": first.device,
             "line": first.number,
             "message": first_line(first.text),
-            "hosts": ", ".join(sorted({fault.host for fault in own})),
+            "hosts": ", ".join(sorted({fault.line.host for fault in own})),
             "victims": rank_list(victims - set(ranks)),
         }
         return [_verdict("dead_rank", ranks, cause, advice, evidence)]
@@ -135,7 +131,7 @@ def _lost(
 ) -> Verdict:
     """Nobody admits a failure of its own: the peer that most lost, and that lost nobody itself if possible."""
     peers = Counter(addresses.get(fault.peer, fault.peer) for fault in lost if fault.peer)
-    speakers = {fault.host for fault in lost}
+    speakers = {fault.line.host for fault in lost}
     # who complains is a victim itself, if there is anybody else
     silent = Counter({peer: count for peer, count in peers.items() if peer not in speakers}) or peers
     named_peer = silent.most_common(1)[0][0] if silent else ""
@@ -150,8 +146,8 @@ def _lost(
         if (link.src in complaining) != (link.dst in complaining)
     }
     on_host = sorted(there & near or there)
-    timed_out = any("imed out" in fault.text or "status=12" in fault.text for fault in lost)
-    first = lost[0]
+    timed_out = any("imed out" in fault.line.text or "status=12" in fault.line.text for fault in lost)
+    first = lost[0].line
     where = f" on {named_peer}" if named_peer else ""
     culprits = name_ranks(on_host) + where if on_host else f"a peer{where}"
     cause = f"{counted(len(complaining) or len(lost), 'rank')} lost {culprits}: {first_line(first.text)}"
