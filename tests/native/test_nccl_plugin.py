@@ -182,7 +182,9 @@ def test_a_reader_forgets_communicators_that_were_closed_long_ago(library: Path,
     for turn in range(1, newest + 1):
         made[:] = turn * COMMUNICATORS + 1 + np.arange(COMMUNICATORS)
         made_ever += COMMUNICATORS
+        assert ring.filled_ratio == 1.0
         ring.take()
+        assert ring.filled_ratio == 0.0
     known = [ring.communicator(number) is not None for number in (0, 2 * COMMUNICATORS - 1, 2 * COMMUNICATORS)]
     assert known == [False, False, True]
     assert ring.communicator(newest * COMMUNICATORS) is not None

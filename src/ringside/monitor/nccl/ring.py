@@ -198,8 +198,9 @@ class Ring:
 
     @property
     def filled_ratio(self) -> float:
-        """The share of it that is full."""
-        return (int(self._words[HEAD]) - int(self._words[TAIL])) / len(self._records)
+        """The share of it that is full: of its records, or of its places for communicators since the last `take`."""
+        made = int(self._header["communicators"]) - self._communicators_made
+        return max((int(self._words[HEAD]) - int(self._words[TAIL])) / len(self._records), made / COMMUNICATORS)
 
     def is_alive(self) -> bool:
         """Return whether its process may still write."""
