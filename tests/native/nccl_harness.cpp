@@ -460,7 +460,11 @@ static void take(Memory* memory) {
 static void remake(void* library, void* copy, int version, int count, bool reads) {
   Player lasting(library, version);
   EXPECT(lasting.init(1, 2, 0) == kSuccess);
-  void* const kernel = lasting.kernel(lasting.collective(0, 1, nullptr), 0, 5);
+  const auto call = [&](uint64_t number) {
+    lasting.state(lasting.kernel(lasting.collective(number, 1, nullptr), 0, 5), kKernelChStop, 6);
+    printf("call 1 AllReduce %d 5 6\n", int(number));
+  };
+  call(0);
   Memory* const memory = find_ring();
   std::atomic<bool> is_over{!reads};
   std::thread reader([&] {
@@ -481,9 +485,8 @@ static void remake(void* library, void* copy, int version, int count, bool reads
   for (auto& thread : threads) thread.join();
   is_over.store(true);
   reader.join();
-  lasting.state(kernel, kKernelChStop, 6);
+  call(1);
   lasting.finalize();
-  printf("comm 1 2 0\ncall 1 AllReduce 0 5 6\n");
 }
 
 // Nanoseconds an event, with several threads, while the ring is emptied.
@@ -536,7 +539,7 @@ int main(int argc, char** argv) {
   } else if (mode == "threads" || mode == "killed") {
     if (mode == "killed") dies_at = number / 2;
     std::vector<std::thread> threads;
-    for (unsigned id = 1; id <= 4; ++id) threads.emplace_back(play, library, version, id, number, id);
+    for (unsigned id = 1; id <= 4; ++id) threads.emplace_back(play, library, version, id, number, id, false);
     for (auto& thread : threads) thread.join();
   } else if (mode == "again") {
     play(library, version, 1, number, 1);
@@ -596,7 +599,7 @@ int main(int argc, char** argv) {
     take(find_ring());
     EXPECT(last.init(3, 2, 0) == kSuccess && last.context != players[7].context);
   } else if (mode == "remade" || mode == "remade-killed") {
-    if (mode == "remade-killed") dies_at = number / 2;
+    if (mode == "remade-killed") dies_at = number;
     void* const copy = dlopen(argv[5], RTLD_NOW | RTLD_LOCAL);
     EXPECT(copy != nullptr && copy != library);
     remake(library, copy, version, number, argc > 6);

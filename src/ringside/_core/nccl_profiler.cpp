@@ -228,7 +228,8 @@ int init_v5(void** context, uint64_t id, int* mask, const char* name, int, int r
 uint64_t add(Memory* ring, Record& record) {
   uint64_t at = ring->ring.head.load(std::memory_order_relaxed);
   do {
-    if (at - ring->ring.tail.load(std::memory_order_acquire) >= kRecords) {
+    // Below 0 where others have added, and the reader has taken out, since `at` was read: it is read again then.
+    if (int64_t(at - ring->ring.tail.load(std::memory_order_acquire)) >= int64_t(kRecords)) {
       ring->ring.dropped.fetch_add(1, std::memory_order_relaxed);
       return 0;
     }
