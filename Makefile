@@ -96,18 +96,19 @@ asan: $(READY) ## the native core under the address and undefined-behaviour sani
 stops: $(READY) ## a rank stopped at every point of every path of the native core: all finish, or all raise
 	@$(call STRESS,stops,-DRINGSIDE_STOPS=ON,stops 3)
 
-# version by version: one thread, four of them, opened again, forked, and two that write while the ring is emptied
-PLAYS := play threads again forked
+# version by version: one thread, four of them, opened again, forked, as many communicators as there is room for; two
+# threads that write while the ring is emptied, and communicators that are made and closed meanwhile
+PLAYS := play threads again forked places
 plugin: ## NCCL's plugin under the thread, address and undefined-behaviour sanitizers: a program plays NCCL
 	@for kind in thread address,undefined; do \
 		at=build/plugin-$$kind; rm -rf $$at; mkdir -p $$at/rings; \
 		build="c++ -std=c++17 -Wall -Wextra -g -O1 -fsanitize=$$kind -Isrc/ringside/_core"; \
 		$$build -fPIC -shared -Wl,-z,nodelete src/ringside/_core/nccl_profiler.cpp -o $$at/plugin.so || exit 1; \
 		$$build tests/native/nccl_harness.cpp -o $$at/harness -ldl -pthread || exit 1; \
-		for version in 4 5 6; do for mode in $(PLAYS) cost; do \
-			count=200; test $$mode = cost && count=400000; \
-			RINGSIDE_NCCL_DIR=$$at/rings $(UNSHUFFLED) $$at/harness $$at/plugin.so $$mode $$version $$count $$(test $$mode = cost && echo 2) \
-				> $$at/told || exit 1; \
+		cp $$at/plugin.so $$at/copy.so; \
+		for version in 4 5 6; do for play in $(PLAYS:%=%:200) cost:400000:2 remade:4000:$$at/copy.so:read; do \
+			set -- $$(echo $$play | tr : ' '); mode=$$1; shift; \
+			RINGSIDE_NCCL_DIR=$$at/rings $(UNSHUFFLED) $$at/harness $$at/plugin.so $$mode $$version $$* > $$at/told || exit 1; \
 		done; done; rm -rf $$at/rings; \
 	done; echo "nothing was found"
 

@@ -57,7 +57,7 @@ class WrittenRing:
         self._records = memory[at:].view(RECORD)
         self._channels = channels
         (communicator,) = memory[HEADER_BYTES : HEADER_BYTES + COMMUNICATOR.itemsize].view(COMMUNICATOR)
-        communicator["id"], communicator["ranks"], communicator["rank"] = 9, ranks, rank
+        communicator["made"], communicator["id"], communicator["ranks"], communicator["rank"] = 1, 9, ranks, rank
         (header,) = memory[: HEADER.itemsize].view(HEADER)
         header["pid"], header["process_started"] = os.getpid(), start_time(os.getpid())
         header["global_rank"], header["interface"], header["communicators"] = rank, 6, 1

@@ -71,6 +71,15 @@ def test_what_is_not_said_is_shared_by_all_but_a_core(tmp_path: Path) -> None:
     assert read_cpus([5, 1], tmp_path) == [Cpu(1, 1, 0, 0), Cpu(5, 5, 0, 0)]
 
 
+def test_each_cpu_is_read_once(tmp_path: Path) -> None:
+    root = machine(tmp_path, nodes=2, cores=2)
+    read = read_cpus([0, 3], root)
+    for folder in ("cpu/cpu3", "node"):
+        (root / folder).rename(root / f"{folder}-gone")
+    assert read_cpus([3, 0], root) == read
+    assert read_cpus([2], root) == [Cpu(2, 2, 2, 1)]
+
+
 def test_this_machine_can_be_read() -> None:
     cpus = read_cpus(os.sched_getaffinity(0))
     assert [c.cpu for c in cpus] == sorted(os.sched_getaffinity(0))

@@ -11,6 +11,7 @@ import pytest
 from tests.native.nccl import play, play_ranks
 
 from ringside import _core
+from ringside.monitor.nccl import causes as causes_module
 from ringside.monitor.nccl.calls import CALL, GIVEN_UP_NS, MOST_CALLS, SETTLED_NS, WAIT, Calls, Joined
 from ringside.monitor.nccl.causes import LATE_RANK, LEAST_CALLS, NOT_KNOWN, SLOW_GPU, SLOW_LINK, Blame, Causes
 from ringside.monitor.nccl.report import blame_line, report_lines
@@ -193,6 +194,18 @@ def test_a_rank_that_is_late_in_very_many_calls_is_named() -> None:
     assert (blame.rank, blame.seconds) == (11, pytest.approx(calls * 0.029))
 
 
+def test_of_too_many_communicators_those_that_were_called_long_ago_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(causes_module, "MOST_KNOWN", 2)
+    causes = Causes()
+    for number in (3, 1, 2):
+        calls = made_calls(SHORT, NO)
+        calls["enqueued_ns"] += number
+        causes.add({0: Communicator(number, 2, 0, "dp")}.get, 0, Joined(calls, np.zeros(0, WAIT)))
+    assert [seen.id[-1] for seen in causes.seen()] == ["2", "3"]
+
+
 def test_collectives_that_ranks_leave_apart_are_not_compared() -> None:
     ranks = [made_calls(LONG, NO), made_calls(SHORT, NO)]
     for calls in ranks:
@@ -256,6 +269,15 @@ def test_ranks_on_other_hosts_are_said_to_be_missing(tmp_path: Path) -> None:
     watch.poll()
     watch.poll(is_last=True)
     assert "1 of 3 ranks were seen here: not compared" in report_lines(watch.report())[-1]
+
+
+def test_a_ring_of_another_version_is_refused_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / f"{PREFIX}1-1").write_bytes(b"RNGNCCL2" + b"\0" * 1_000_000)
+    watch = NcclWatch(tmp_path)
+    watch.poll()
+    watch.poll(is_last=True)
+    assert watch.report().processes == 0
+    assert caplog.text.count("has version 2 of the layout") == 1
 
 
 def test_why_nothing_was_recorded_is_told_by_nccls_log_where_there_is_one(tmp_path: Path) -> None:

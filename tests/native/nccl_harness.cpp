@@ -3,9 +3,7 @@
 // What was played goes to stdout, a line for each: `comm ID RANKS RANK`, `call COMM FUNCTION NUMBER START STOP` (the GPU's
 // clock; STOP 0: it never ended), `sent COMM PEER STATE NANOSECONDS`. An expectation that fails ends with status 1.
 #include <dlfcn.h>
-#include <fcntl.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -23,7 +21,12 @@
 
 #include "nccl_ring.hpp"
 
+using ringside::nccl::Communicator;
+using ringside::nccl::kCommunicators;
+using ringside::nccl::kOpen;
 using ringside::nccl::kRecords;
+using ringside::nccl::Memory;
+using ringside::nccl::Record;
 using ringside::nccl::Ring;
 
 // What NCCL hands to a plugin, written down from its published headers (src/include/plugin/profiler/profiler_v4.h to _v6.h,
@@ -206,7 +209,7 @@ struct Profiler {
 
 static std::mutex printing;
 static int mask;
-static int dies_at = -1;  // the process, at this call of the first that comes to it
+static int dies_at = -1;  // the process, at this call of the first that comes to it, or at this communicator
 static void* const kNowhere = reinterpret_cast<void*>(uintptr_t(0xdead0000dead0000));  // of another process
 
 static void log_line(int level, unsigned long, const char*, int, const char*, ...) { EXPECT(level == kWarn || level == kInfo); }
@@ -277,7 +280,7 @@ struct Player {
       coll.seqNumber = number;
       coll.func = "AllReduce";
       coll.sendBuff = coll.recvBuff = nullptr;
-      coll.count = 1000 + number;
+      coll.count = id;  // what the reader here knows it by
       coll.root = 0;
       coll.datatype = "ncclFloat32";
       coll.nChannels = uint8_t(channels);
@@ -310,16 +313,21 @@ struct Player {
   }
 };
 
-// A communicator's life on one thread: calls that overlap, ends out of order, some that never come.
-static void play(void* library, int version, uint64_t id, int calls, unsigned seed) {
+// A communicator's life on one thread: calls that overlap, ends out of order, some that never come. One of very many waits
+// until there is room for it, and starts an event when it is closed already: to the peer that has its id for a number.
+static void play(void* library, int version, uint64_t id, int calls, unsigned seed, bool is_of_many = false) {
   std::mt19937 random(seed);
   Player player(library, version);
   const int ranks = 2 + int(id % 3);
-  EXPECT(player.init(id, ranks, 1) == kSuccess);
+  while (player.init(id, ranks, 1) != kSuccess) {
+    EXPECT(is_of_many && player.context == nullptr);
+    usleep(100);
+  }
   EXPECT((__atomic_load_n(&mask, __ATOMIC_RELAXED) & ~kProxyStep) == (kColl | kP2p | kKernelCh | kProxyOp));
   std::string told = "comm " + std::to_string(id) + " " + std::to_string(ranks) + " 1\n";
   std::vector<std::function<void()>> later;
   uint64_t gpu = 1000000 * id;
+  void* call = nullptr;
   for (int number = 0; number < calls; ++number) {
     if (number == dies_at) raise(SIGKILL);
     const bool is_captured = number % 5 == 0 && version > 4;
@@ -327,7 +335,7 @@ static void play(void* library, int version, uint64_t id, int calls, unsigned se
     void* const api = version > 4 ? player.api(kCollApi, is_captured) : group;
     EXPECT(group != nullptr && api != nullptr);
     const int channels = 1 + int(random() % 4);
-    void* const call = player.collective(uint64_t(number), channels, api);
+    call = player.collective(uint64_t(number), channels, api);
     EXPECT(call != nullptr);
     if (version > 4) player.stop(api);
     const bool ends = number % 7 != 3;
@@ -379,6 +387,14 @@ static void play(void* library, int version, uint64_t id, int calls, unsigned se
   const auto half = later.size() / 2;
   for (size_t i = 0; i < half; ++i) later[i]();
   player.finalize();  // with handles still open
+  player.finalize();  // once more: another one may be in its place by now
+  if (is_of_many) {
+    void* const late = player.proxy(call, getpid(), 0, int(id), true);
+    void* const step = player.step(late, 0);
+    player.state(step, kSendWait, 4096);
+    player.stop(step);
+    player.stop(late);
+  }
   for (size_t i = half; i < later.size(); ++i) later[i]();
   const std::lock_guard<std::mutex> lock(printing);
   fputs(told.c_str(), stdout);
@@ -414,29 +430,70 @@ static void work(void* library, int version, int calls, int rank, int ranks, boo
   player.finalize();
 }
 
-static std::string ring_path() {
+// This process's ring, where the plugin has mapped it first: the thread sanitizer knows memory by its address.
+static Memory* find_ring() {
   char text[2048];
   FILE* const file = fopen("/proc/self/maps", "re");
-  std::string found;
-  while (fgets(text, sizeof text, file) != nullptr)
-    if (const char* at = strstr(text, "/"); at != nullptr && strstr(at, "/ringside-nccl-") != nullptr) found = at;
+  Memory* found = nullptr;
+  while (found == nullptr && fgets(text, sizeof text, file) != nullptr)
+    if (strstr(text, "/ringside-nccl-") != nullptr) found = reinterpret_cast<Memory*>(strtoull(text, nullptr, 16));
   fclose(file);
-  return found.substr(0, found.find('\n'));
+  EXPECT(found != nullptr);
+  return found;
 }
 
-// This process's ring, mapped once more.
-static Ring* map_ring() {
-  const int fd = open(ring_path().c_str(), O_RDWR | O_CLOEXEC);
-  void* const mapped = mmap(nullptr, sizeof(Ring), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  EXPECT(mapped != MAP_FAILED);
-  return static_cast<Ring*>(mapped);
+// Take all whole records out, as the monitor does; each collective names the communicator that has called it.
+static void take(Memory* memory) {
+  Ring& ring = memory->ring;
+  uint64_t at = ring.tail.load(std::memory_order_relaxed);
+  for (const uint64_t head = ring.head.load(std::memory_order_acquire); at < head; ++at) {
+    const Record& record = memory->records[at % kRecords];
+    if (record.sequence.load(std::memory_order_acquire) != at + 1) break;
+    if (record.kind != ringside::nccl::kCollective) continue;
+    const Communicator& caller = memory->communicators[record.communicator % kCommunicators];
+    EXPECT(caller.made.load(std::memory_order_acquire) == uint64_t(record.communicator) + 1 && caller.id == record.count);
+  }
+  ring.tail.store(at, std::memory_order_release);
+}
+
+// Four threads make and close communicators in turn, two of them by another copy of the library; one stays open throughout.
+static void remake(void* library, void* copy, int version, int count, bool reads) {
+  Player lasting(library, version);
+  EXPECT(lasting.init(1, 2, 0) == kSuccess);
+  const auto call = [&](uint64_t number) {
+    lasting.state(lasting.kernel(lasting.collective(number, 1, nullptr), 0, 5), kKernelChStop, 6);
+    printf("call 1 AllReduce %d 5 6\n", int(number));
+  };
+  call(0);
+  Memory* const memory = find_ring();
+  std::atomic<bool> is_over{!reads};
+  std::thread reader([&] {
+    while (!is_over.load()) {
+      take(memory);
+      usleep(200);
+    }
+  });
+  std::vector<std::thread> threads;
+  for (int first = 0; first < 4; ++first)
+    threads.emplace_back([=] {
+      for (int id = 2 + first; id < 2 + count; id += 4) {
+        if (id == dies_at) raise(SIGKILL);
+        while (memory->ring.head.load() - memory->ring.tail.load() > kRecords / 2) usleep(100);
+        play(first % 2 ? copy : library, version, uint64_t(id), 1, unsigned(id), true);
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  is_over.store(true);
+  reader.join();
+  call(1);
+  lasting.finalize();
 }
 
 // Nanoseconds an event, with several threads, while the ring is emptied.
 static void cost(void* library, int version, uint64_t events, int threads) {
   Player first(library, version);
   EXPECT(first.init(1, 2, 0) == kSuccess);
-  Ring* const ring = map_ring();
+  Ring* const ring = &find_ring()->ring;
   std::atomic<bool> is_over{false};
   std::thread reader([&] {
     while (!is_over.load()) {
@@ -482,7 +539,7 @@ int main(int argc, char** argv) {
   } else if (mode == "threads" || mode == "killed") {
     if (mode == "killed") dies_at = number / 2;
     std::vector<std::thread> threads;
-    for (unsigned id = 1; id <= 4; ++id) threads.emplace_back(play, library, version, id, number, id);
+    for (unsigned id = 1; id <= 4; ++id) threads.emplace_back(play, library, version, id, number, id, false);
     for (auto& thread : threads) thread.join();
   } else if (mode == "again") {
     play(library, version, 1, number, 1);
@@ -496,13 +553,20 @@ int main(int argc, char** argv) {
     }
   } else if (mode == "forked") {
     play(library, version, 1, number, 1);
+    Player open(library, version);
+    EXPECT(open.init(3, 2, 0) == kSuccess);
     const pid_t child = fork();
     if (child == 0) {
+      open.finalize();  // it is the parent's: nothing comes of that, without a ring of its own and with one
       play(library, version, 2, number, 2);
+      open.finalize();
       return 0;
     }
     int status = 0;
     EXPECT(waitpid(child, &status, 0) == child && status == 0);
+    EXPECT(find_ring()->communicators[1].last.load() & kOpen);
+    open.finalize();
+    EXPECT(!(find_ring()->communicators[1].last.load() & kOpen));
   } else if (mode == "refused") {
     Player player(library, version);
     EXPECT(player.init(1, 2, 0) == kSystemError && player.context == nullptr && mask == 0);
@@ -517,6 +581,28 @@ int main(int argc, char** argv) {
     for (uint64_t at = 0; at < 10; ++at) EXPECT(player.collective(at, 1, nullptr) == nullptr);
     player.state(kernel, kKernelChStop, 6);
     player.finalize();
+    for (uint32_t at = 0; at < 2 * kCommunicators; ++at) {  // nothing is recorded of them: they wait for no reader
+      Player more(library, version);
+      EXPECT(more.init(2 + at, 2, 0) == kSuccess);
+      more.finalize();
+    }
+  } else if (mode == "places") {
+    std::vector<Player> players(kCommunicators, Player(library, version));
+    for (auto& player : players) EXPECT(player.init(1, 2, 0) == kSuccess);
+    Player next(library, version), last(library, version);
+    EXPECT(next.init(2, 2, 0) == kSystemError && next.context == nullptr);
+    players[9].finalize();
+    EXPECT(next.init(2, 2, 0) == kSuccess && next.context != players[9].context);
+    EXPECT(players[7].collective(0, 1, nullptr) != nullptr);
+    players[7].finalize();
+    EXPECT(last.init(3, 2, 0) == kSystemError);  // a record that was not taken out names it
+    take(find_ring());
+    EXPECT(last.init(3, 2, 0) == kSuccess && last.context != players[7].context);
+  } else if (mode == "remade" || mode == "remade-killed") {
+    if (mode == "remade-killed") dies_at = number;
+    void* const copy = dlopen(argv[5], RTLD_NOW | RTLD_LOCAL);
+    EXPECT(copy != nullptr && copy != library);
+    remake(library, copy, version, number, argc > 6);
   } else if (mode == "mask") {
     Player player(library, version);
     EXPECT(player.init(1, 2, 0) == kSuccess && player.collective(0, 1, nullptr) != nullptr);

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,22 @@ from tests.native.nccl import harness, play, played_calls
 from ringside import _core
 from ringside.errors import RingsideError, UnsupportedError
 from ringside.monitor.nccl.calls import UNKNOWN, Calls, Joined
-from ringside.monitor.nccl.ring import FOLDER, FOREIGN, HEAD, MAGIC, PREFIX, PROXY, TAIL, Ring
+from ringside.monitor.nccl.ring import (
+    COMMUNICATOR,
+    COMMUNICATORS,
+    FOLDER,
+    FOREIGN,
+    HEAD,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    MOST_CLOSED,
+    PREFIX,
+    PROXY,
+    TAIL,
+    Communicator,
+    Ring,
+)
 from ringside.processes import start_time
 
 pytestmark = pytest.mark.native
@@ -38,9 +54,15 @@ def joined(ring: Ring) -> Joined:
     return Calls().add(ring.take(), time.monotonic_ns(), is_last=True)
 
 
+def named(ring: Ring, number: int) -> Communicator:
+    communicator = ring.communicator(int(number))
+    assert communicator is not None
+    return communicator
+
+
 def read_calls(ring: Ring, calls: np.ndarray) -> dict[tuple[int, str, int], tuple[int, int]]:
     return {
-        (ring.communicators[call["communicator"]].id, call["func"].decode(), int(call["number"])): (
+        (named(ring, call["communicator"]).id, call["func"].decode(), int(call["number"])): (
             int(call["arrived_gpu_ns"]),
             int(call["ended_gpu_ns"]),
         )
@@ -59,7 +81,7 @@ def test_what_is_played_is_what_is_read(version: int, library: Path, tmp_path: P
     assert ring.interface == version
     assert (ring.dropped, ring.torn) == (0, 0)
     assert read_calls(ring, calls) == played_calls(told)
-    communicators = sorted((one.id, one.ranks, one.rank, one.name) for one in ring.communicators)
+    communicators = sorted((one.id, one.ranks, one.rank, one.name) for one in (named(ring, at) for at in range(4)))
     assert communicators == sorted((int(w[1]), int(w[2]), int(w[3]), "dp") for w in told if w[0] == "comm")
     assert np.count_nonzero(calls["is_message"]) == 100
     assert calls["is_captured"].sum() == (80 if version > 4 else 0)  # version 4 does not tell
@@ -81,14 +103,114 @@ def test_a_library_that_is_opened_again_or_from_a_copy_takes_its_ring_up(library
     shutil.copy(library, tmp_path / "copy.so")
     told = play(library, tmp_path, "again", 6, 20, tmp_path / "copy.so")
     ring = ring_in(tmp_path)
-    assert [one.id for one in ring.communicators] == [1, 2, 3]
     assert read_calls(ring, joined(ring).calls) == played_calls(told)
+    assert [named(ring, number).id for number in range(3)] == [1, 2, 3]
+
+
+class Follower:
+    """Reads the ring in a folder while it is written.
+
+    Attributes:
+        calls: What was read, as `read_calls` has it.
+        late: Of each communicator, the peer of an event that was started when it was closed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._calls = Calls()
+        self._ring: Ring | None = None
+        self.calls: dict[tuple[int, str, int], tuple[int, int]] = {}
+        self.late: list[tuple[int, int]] = []
+
+    def read(self, *, is_last: bool = False) -> Ring | None:
+        if self._ring is None:
+            try:
+                self._ring = ring_in(self._folder)
+            except (ValueError, RingsideError):  # it is not there yet
+                return None
+        calls, waits = self._calls.add(self._ring.take(), time.monotonic_ns(), is_last=is_last)
+        self.calls |= read_calls(self._ring, calls)
+        own = waits[(waits["communicator"] != UNKNOWN) & (waits["peer"] != 0)]
+        self.late += [(named(self._ring, row["communicator"]).id, int(row["peer"])) for row in own]
+        return self._ring
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_places_of_closed_communicators_are_used_again(version: int, library: Path, tmp_path: Path) -> None:
+    """Three times as many as there are places, by two copies of the library; ends and starts come after the close."""
+    copy = shutil.copy(library, tmp_path / "copy.so")
+    follower = Follower(tmp_path)
+    with ThreadPoolExecutor(1) as pool:
+        playing = pool.submit(play, library, tmp_path, "remade", version, 3 * COMMUNICATORS, copy)
+        while not playing.done():
+            follower.read()
+    ring = follower.read(is_last=True)
+    assert ring is not None
+    assert (ring.dropped, ring.torn) == (0, 0)
+    assert follower.calls == played_calls(playing.result())
+    assert len(follower.late) > COMMUNICATORS
+    assert all(communicator == peer for communicator, peer in follower.late)
+
+
+def test_a_process_killed_while_it_makes_communicators_is_read_to_its_end(library: Path, tmp_path: Path) -> None:
+    copy = shutil.copy(library, tmp_path / "copy.so")
+    follower = Follower(tmp_path)
+    with ThreadPoolExecutor(1) as pool:
+        playing = pool.submit(play, library, tmp_path, "remade-killed", 6, 3 * COMMUNICATORS, copy, status=-9)
+        while not playing.done():
+            follower.read()
+    follower.read(is_last=True)
+    played = played_calls(playing.result())
+    assert len(played) > COMMUNICATORS
+    assert played.items() <= follower.calls.items()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_there_is_room_for_so_many_communicators_at_a_time(version: int, library: Path, tmp_path: Path) -> None:
+    """More are refused until one was closed, and what names it was read."""
+    play(library, tmp_path, "places", version)
+
+
+def test_a_reader_forgets_communicators_that_were_closed_long_ago(library: Path, tmp_path: Path) -> None:
+    play(library, tmp_path, "mask", 6)
+    ring = ring_in(tmp_path)
+    ring.take()
+    memory = np.memmap(ring.path, np.uint8)
+    made_ever = memory[: HEADER.itemsize].view(HEADER)["communicators"]
+    made = memory[HEADER_BYTES : HEADER_BYTES + COMMUNICATORS * COMMUNICATOR.itemsize].view(COMMUNICATOR)["made"]
+    newest = MOST_CLOSED // COMMUNICATORS + 2
+    for turn in range(1, newest + 1):
+        made[:] = turn * COMMUNICATORS + 1 + np.arange(COMMUNICATORS)
+        made_ever += COMMUNICATORS
+        assert ring.filled_ratio == 1.0
+        ring.take()
+        assert ring.filled_ratio == 0.0
+    known = [ring.communicator(number) is not None for number in (0, 2 * COMMUNICATORS - 1, 2 * COMMUNICATORS)]
+    assert known == [False, False, True]
+    assert ring.communicator(newest * COMMUNICATORS) is not None
+
+
+def test_a_communicator_that_is_just_being_made_is_read_later(library: Path, tmp_path: Path) -> None:
+    play(library, tmp_path, "mask", 6)
+    ring = ring_in(tmp_path)
+    memory = np.memmap(ring.path, np.uint8)
+    made = memory[HEADER_BYTES : HEADER_BYTES + COMMUNICATORS * COMMUNICATOR.itemsize].view(COMMUNICATOR)["made"]
+    made[0] = 0
+    ring.take()
+    assert ring.communicator(0) is None
+    made[0] = 1 + COMMUNICATORS
+    memory[: HEADER.itemsize].view(HEADER)["communicators"] += 1
+    ring.take()
+    assert named(ring, COMMUNICATORS).id == 1
 
 
 def test_a_forked_child_has_a_ring_of_its_own(library: Path, tmp_path: Path) -> None:
     play(library, tmp_path, "forked", 5, 20)
     rings = [Ring(path) for path in tmp_path.glob(f"{PREFIX}*")]
-    assert sorted(one.id for ring in rings for one in ring.communicators) == [1, 2]
+    for ring in rings:
+        ring.take()
+    known = [ring.communicator(number) for ring in rings for number in range(2)]
+    assert sorted(one.id for one in known if one is not None) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -137,10 +259,13 @@ def test_of_a_living_process_only_what_is_whole_is_taken(library: Path, tmp_path
 
 
 def test_files_that_are_no_rings_are_refused(tmp_path: Path) -> None:
-    for content in (b"", b"\0" * 5_000_000, MAGIC.to_bytes(8, "little") + b"\0" * 1_000_000):
+    for content in (b"", b"\0" * 5_000_000, MAGIC + b"\0" * 1_000_000):
         (tmp_path / "file").write_bytes(content)
         with pytest.raises(RingsideError, match="no ring"):
             Ring(tmp_path / "file")
+    (tmp_path / "file").write_bytes(b"RNGNCCL2" + b"\0" * 1_000_000)
+    with pytest.raises(UnsupportedError, match=r"has version 2 of the layout.* reads version 3"):
+        Ring(tmp_path / "file")
     (tmp_path / "link").symlink_to(tmp_path / "file")
     with pytest.raises(OSError):
         Ring(tmp_path / "link")

@@ -378,14 +378,14 @@ def test_ranks_that_cannot_tell_each_other_of_memory_go_on_together_no_more(
         hub: Any = SilentHub(error)
         symmetric = SymmetricMemory(cores[0], hub, 1.0)
         mine = Storage((0, memories[0].fd), memories[0].fd, address(memories[0].x), PAGE)
-        assert symmetric.register(mine) == symmetric.register(mine) == (0, True)
+        assert symmetric.register(mine, mine.address + 8) == symmetric.register(mine, mine.address + 8) == (0, 8, True)
         with pytest.raises(type(error)):
             symmetric.exchange()
         assert all_reduce(cores[0], memories[0].x) == status
         assert cores[0].failure()["ranks"] == ranks
         assert not memories[0].is_shared()
         again = Storage((0, -1), memories[0].fd, address(memories[0].x), PAGE)
-        assert symmetric.register(again) == (-1, False), "it is private"
+        assert symmetric.register(again, again.address) == (-1, 0, False), "it is private"
 
 
 def test_memory_that_is_gone_is_announced_anew_if_it_comes_again(memories: list[Memory]) -> None:
@@ -393,8 +393,9 @@ def test_memory_that_is_gone_is_announced_anew_if_it_comes_again(memories: list[
         hub: Any = SilentHub(RuntimeError())
         symmetric = SymmetricMemory(cores[0], hub, 1.0)
         first, second = (Storage((1, at), m.fd, address(m.x), PAGE) for at, m in enumerate(memories))
-        assert [symmetric.register(one) for one in (first, second, first)] == [(0, True), (1, True), (0, True)]
+        found = [symmetric.register(one, one.address) for one in (first, second, first)]
+        assert found == [(0, 0, True), (1, 0, True), (0, 0, True)]
         symmetric.unregister(first.inode)
         symmetric.unregister((1, 7))  # it is not known
-        assert symmetric.register(first) == (2, True)
+        assert symmetric.register(first, first.address) == (2, 0, True)
         assert cores[0].take_dead_regions() == [0]

@@ -158,6 +158,19 @@ void copy_text(char (&to)[size], const char* from) {
   if (from != nullptr) memcpy(to, from, strnlen(from, size - 1));
 }
 
+// Take the place of a communicator that is closed and no longer named by a record that the reader has yet to take out, or
+// one that was never used; null: there is none. Copies of this library in one process do so beside each other.
+Communicator* take_place(Memory* ring) {
+  const uint64_t taken = ring->ring.tail.load(std::memory_order_acquire);
+  const uint32_t begin = ring->ring.communicators.load(std::memory_order_relaxed);  // in turn: numbers last longer
+  for (uint32_t at = 0; at < kCommunicators; ++at) {
+    Communicator& place = ring->communicators[(begin + at) % kCommunicators];
+    uint64_t last = place.last.load(std::memory_order_relaxed);
+    if (last <= taken && place.last.compare_exchange_strong(last, kOpen, std::memory_order_acquire)) return &place;
+  }
+  return nullptr;
+}
+
 int init(uint32_t interface, void** context, uint64_t id, int* nccl_mask, const char* name, int ranks, int rank, Logger log) {
   pthread_mutex_lock(&init_lock);
   Memory* ring = memory.load(std::memory_order_relaxed);
@@ -170,23 +183,34 @@ int init(uint32_t interface, void** context, uint64_t id, int* nccl_mask, const 
     }
   }
   pthread_mutex_unlock(&init_lock);
-  const uint32_t number = ring != nullptr ? ring->ring.communicators.fetch_add(1) : 0;
-  if (ring == nullptr || number >= kCommunicators) {
-    if (ring != nullptr) errno = ENOSPC;
+  if (ring == nullptr) {
     if (log != nullptr)
       log(kLogWarn, kLogInit, __func__, __LINE__, "PROFILER/Ringside: no ring in shared memory: %s", strerror(errno));
     return kSystemError;
   }
-  Communicator& made = ring->communicators[number];
-  made.id = id;
-  made.ranks = ranks;
-  made.rank = rank;
-  copy_text(made.name, name);
+  Communicator* const place = take_place(ring);
+  if (place == nullptr) {
+    if (log != nullptr)
+      log(kLogWarn, kLogInit, __func__, __LINE__, "PROFILER/Ringside: no room: %u communicators are open or not read yet",
+          kCommunicators);
+    return kSystemError;
+  }
+  const uint64_t before = place->made.exchange(0, std::memory_order_acq_rel);  // whoever reads it meanwhile sees that
+  const uint64_t number = before == 0 ? uint64_t(place - ring->communicators) : (before - 1 + kCommunicators) % kNumbers;
+  place->first.store(ring->ring.head.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  place->last.store(kOpen | (number + 1), std::memory_order_relaxed);
+  place->id = id;
+  place->ranks = ranks;
+  place->rank = rank;
+  memset(place->name, 0, sizeof place->name);
+  copy_text(place->name, name);
+  place->made.store(number + 1, std::memory_order_release);
+  ring->ring.communicators.fetch_add(1, std::memory_order_release);
   ring->ring.interface.store(interface, std::memory_order_relaxed);
   with_steps.store(always_steps, std::memory_order_relaxed);
   if (nccl_mask != nullptr) __atomic_store_n(nccl_mask, always_steps ? kMask | kProxyStep : kMask, __ATOMIC_RELAXED);
   mask.store(nccl_mask, std::memory_order_release);
-  if (context != nullptr) *context = reinterpret_cast<void*>(uintptr_t(number) + 1);
+  if (context != nullptr) *context = reinterpret_cast<void*>(uintptr_t(getpid()) << 32 | number);
   if (log != nullptr) log(kLogInfo, kLogInit, __func__, __LINE__, "PROFILER/Ringside: recording, interface v%u", interface);
   return kSuccess;
 }
@@ -204,7 +228,8 @@ int init_v5(void** context, uint64_t id, int* mask, const char* name, int, int r
 uint64_t add(Memory* ring, Record& record) {
   uint64_t at = ring->ring.head.load(std::memory_order_relaxed);
   do {
-    if (at - ring->ring.tail.load(std::memory_order_acquire) >= kRecords) {
+    // Below 0 where others have added, and the reader has taken out, since `at` was read: it is read again then.
+    if (int64_t(at - ring->ring.tail.load(std::memory_order_acquire)) >= int64_t(kRecords)) {
       ring->ring.dropped.fetch_add(1, std::memory_order_relaxed);
       return 0;
     }
@@ -239,7 +264,7 @@ int start(void* context, void** handle, Descriptor* descriptor) {
   Record record{};
   const auto parent = reinterpret_cast<uintptr_t>(descriptor->parent);
   record.handle = parent;
-  record.communicator = uint32_t(reinterpret_cast<uintptr_t>(context) - 1);
+  record.communicator = uint32_t(reinterpret_cast<uintptr_t>(context));
   record.what = kStarted;
   switch (int(descriptor->type)) {
     case kColl:
@@ -346,8 +371,20 @@ int change(void* handle, int state, StateArguments* arguments) {
   return kSuccess;
 }
 
-// Handles may still be open, and what comes for them is recorded.
-int finalize(void*) { return kSuccess; }
+// Handles may still be open, and what comes for them is recorded: it names an earlier record, not the communicator. A start
+// that comes late names a number that nobody else gets.
+int finalize(void* context) {
+  Memory* const ring = memory.load(std::memory_order_acquire);
+  const auto of = reinterpret_cast<uintptr_t>(context);
+  // A forked child has its parent's contexts, and at first the parent's ring: it closes nothing there.
+  if (ring == nullptr || int(of >> 32) != getpid() || ring->ring.pid != getpid()) return kSuccess;
+  Communicator& closed = ring->communicators[uint32_t(of) % kCommunicators];
+  const uint64_t head = ring->ring.head.load(std::memory_order_relaxed);
+  const uint64_t last = head == closed.first.load(std::memory_order_relaxed) ? 0 : head;
+  uint64_t expected = kOpen | (uint64_t(uint32_t(of)) + 1);  // else it was closed before
+  closed.last.compare_exchange_strong(expected, last, std::memory_order_acq_rel);
+  return kSuccess;
+}
 
 }  // namespace
 

@@ -4,7 +4,11 @@
 //   Ring | Communicator[kCommunicators] | Record[kRecords]
 //
 // Any thread of the process writes records, one reader takes them out. Record n lies at n modulo kRecords, and is whole
-// once its `sequence` is n + 1.
+// once its `sequence` is n + 1. Communicator n lies at n modulo kCommunicators, and is whole while its `made` is n + 1: the
+// next one in its place is n + kCommunicators, and comes there only once it is closed and the reader has taken out every
+// record that was begun before. The reader looks at who is new before it says what it has taken out (`tail`).
+//
+// Who changes a layout changes the last character of kRingMagic.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -12,8 +16,9 @@
 
 namespace ringside::nccl {
 
-constexpr uint64_t kRingMagic = 0x324c43434e474e52ull;  // "RNGNCCL2"
-constexpr uint32_t kCommunicators = 1024;
+constexpr uint64_t kRingMagic = 0x334c43434e474e52ull;  // "RNGNCCL3"
+constexpr uint32_t kCommunicators = 1024;               // at a time
+constexpr uint32_t kNumbers = 1u << 31;                 // of communicators; then they begin again
 constexpr uint32_t kRecords = 32 * 1024;
 
 struct alignas(4096) Ring {
@@ -23,7 +28,7 @@ struct alignas(4096) Ring {
   int32_t pid;
   int32_t global_rank;  // torchrun's; -1: not known
   std::atomic<uint32_t> interface;      // the version that NCCL has chosen
-  std::atomic<uint32_t> communicators;  // ever made
+  std::atomic<uint32_t> communicators;  // ever made; counted once they are whole
   uint32_t records;                     // there is room for
   alignas(64) std::atomic<uint64_t> head;     // records ever begun
   alignas(64) std::atomic<uint64_t> tail;     // records taken out; the reader's
@@ -33,13 +38,19 @@ static_assert(offsetof(Ring, pid) == 24 && offsetof(Ring, interface) == 32 && of
 static_assert(offsetof(Ring, head) == 64 && offsetof(Ring, tail) == 128 && offsetof(Ring, dropped) == 192);
 static_assert(sizeof(Ring) == 4096);
 
+constexpr uint64_t kOpen = 1ull << 63;
+
 struct Communicator {
+  std::atomic<uint64_t> made;   // its number plus one; 0: none, or it is being made
+  std::atomic<uint64_t> first;  // the ring's `head` when it was made
+  std::atomic<uint64_t> last;   // and when it was closed, 0 if nothing was recorded between; while it is open kOpen | made
   uint64_t id;
   int32_t ranks;
   int32_t rank;
-  char name[112];
+  char name[88];
 };
-static_assert(sizeof(Communicator) == 128 && offsetof(Communicator, ranks) == 8 && offsetof(Communicator, name) == 16);
+static_assert(sizeof(Communicator) == 128 && offsetof(Communicator, last) == 16 && offsetof(Communicator, id) == 24);
+static_assert(offsetof(Communicator, ranks) == 32 && offsetof(Communicator, name) == 40);
 
 // What an event is of; the lowest bits of its handle. Other bits of it are the number of its first record, plus one.
 enum Kind : uint8_t { kNoKind, kCollective, kMessage, kKernelChannel, kProxyOperation, kProxyNetworkStep, kCall };

@@ -113,9 +113,5 @@ def refuse_other_orders(choice: AlgorithmSpec, ranks: int, dtype: int, *, is_rou
 @functools.lru_cache(maxsize=64)
 def canonical_algorithms(ranks: int) -> tuple[str, ...]:
     """Return the algorithms that `verify` proves to add in rank order for that many ranks."""
-    names = []
-    for name in ALGORITHMS:
-        schedule = by_name(name, ranks)
-        if name != NATIVE and not schedule.switches and verify(schedule).canonical:
-            names.append(name)
-    return tuple(names)
+    schedules = ((name, by_name(name, ranks)) for name in ALGORITHMS)
+    return tuple(name for name, made in schedules if not made.switches and verify(made).canonical)

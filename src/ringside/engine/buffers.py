@@ -55,7 +55,13 @@ def flatten(x: Any) -> Flat:
     Errors: `UnsupportedError` for other types, devices and dtypes; `UsageError` for a read-only array.
     """
     if isinstance(x, np.ndarray):
-        return _flatten_numpy(x)
+        code = dtype_code(x.dtype)
+        # The usual case in one call of the core; else NumPy is asked, and says what is wrong.
+        address = _writable_buffer(x)
+        if address and address % ITEM_BYTES[code] == 0:
+            return Flat(address, x.size, code, x.shape, x)
+        target = _contiguous(_writable(x))
+        return Flat(address_of(target), x.size, code, x.shape, target, None if target is x else x)
     try:
         if x.is_cpu and x.is_contiguous():
             return Flat(x.data_ptr(), x.numel(), dtype_code(x.dtype), x.shape, x)
@@ -85,20 +91,17 @@ def flatten_to_move(x: Any, *, writes: bool = False) -> tuple[Flat, int]:
     except UnsupportedError:
         if not hasattr(x, "dtype") or getattr(x.dtype, "hasobject", False):
             raise
-        if not isinstance(x, np.ndarray):
-            _check_torch(x)
     # A dtype that cannot be reduced, such as complex64: its bytes are moved.
+    tag = zlib.crc32(str(x.dtype).encode()) or 1
     if isinstance(x, np.ndarray):
-        copy: Any = _contiguous(_writable(x) if writes else x)
-        address, item = address_of(copy), x.dtype.itemsize
-    else:
-        copy = x.detach().resolve_conj().resolve_neg().contiguous()
-        address, item = copy.data_ptr(), x.element_size()
-        x = x.detach()
-    same = copy is x or (not isinstance(x, np.ndarray) and address == x.data_ptr())
-    size = int(np.prod(x.shape, dtype=np.int64)) * item
-    flat = Flat(address, size, _BYTES, tuple(x.shape), copy, None if same or not writes else x)
-    return flat, zlib.crc32(str(x.dtype).encode()) or 1
+        array = _contiguous(_writable(x) if writes else x)
+        copy_back = x if writes and array is not x else None
+        return Flat(address_of(array), array.nbytes, _BYTES, x.shape, array, copy_back), tag
+    _check_torch(x)
+    own = x.detach()
+    copy = own.resolve_conj().resolve_neg().contiguous()
+    address, size = copy.data_ptr(), copy.numel() * copy.element_size()
+    return Flat(address, size, _BYTES, tuple(x.shape), copy, own if writes and address != own.data_ptr() else None), tag
 
 
 def result_for(x: Any, flat: Flat, shape: tuple[int, ...], out: Any) -> tuple[Any, Flat]:
@@ -135,16 +138,6 @@ def address_of(x: np.ndarray[Any, Any]) -> int:
     """Return the address of an array's first element."""
     address: int = x.__array_interface__["data"][0]
     return address
-
-
-def _flatten_numpy(x: np.ndarray[Any, Any]) -> Flat:
-    code = dtype_code(x.dtype)
-    # The usual case in one call of the core; else NumPy is asked, and says what is wrong.
-    address = _writable_buffer(x)
-    if address and address % ITEM_BYTES[code] == 0:
-        return Flat(address, x.size, code, x.shape, x)
-    target = _contiguous(_writable(x))
-    return Flat(address_of(target), x.size, code, x.shape, target, None if target is x else x)
 
 
 def _writable(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -72,10 +72,8 @@ def _describe_call(
 ) -> str:
     """Return a call as its caller would write it; the arguments are the core's `CollectiveSignature`, in its order."""
     name = KINDS[kind]
-    if name == "barrier":
-        return "barrier()"
-    if name == "split":
-        return "split()"
+    if name in ("barrier", "split"):
+        return f"{name}()"
     arguments = [OPS[op]] if "reduce" in name else []
     shape = f"shape {dims}" if dims or count == 1 else f"{count} elements"
     arguments += [shape, DTYPES[dtype]] if name == "empty" else [DTYPES[dtype], shape]

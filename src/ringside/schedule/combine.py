@@ -165,22 +165,20 @@ def relabel(s: Schedule, order: Sequence[int]) -> Schedule:
 def _relabelled_round(s: Schedule, names: tuple[int, ...], k: int) -> Round:
     step = s.round(k)
     vertex = np.array([*names, *range(s.ranks, s.vertices)], dtype=np.int32)
-    moved = _moved_chunks(s.collective, s.ranks, s.chunks, vertex[: s.ranks].astype(np.int64))
+    moved = _moved_chunks(s.collective, s.chunks, vertex[: s.ranks].astype(np.int64))
     chunk = moved[step.chunk].astype(np.int32)
     return in_rank_order(Round(vertex[step.src], vertex[step.dst], chunk, step.reduce), s.chunks)
 
 
-def _moved_chunks(collective: Collective, n: int, chunks: int, names: NDArray[np.int64]) -> NDArray[np.int64]:
+def _moved_chunks(collective: Collective, chunks: int, names: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return every chunk's new number, int64 [chunks], so that it belongs to the renamed rank."""
     chunk = np.arange(chunks, dtype=np.int64)
     if not collective.owned:
         return chunk
-    if collective.name == "all_to_all":
-        block, piece = np.divmod(chunk, chunks // (n * n))
-        moved: NDArray[np.int64] = (names[block // n] * n + names[block % n]) * (chunks // (n * n)) + piece
-        return moved
-    owner, piece = np.divmod(chunk, chunks // n)
-    return names[owner] * (chunks // n) + piece
+    # An all-to-all's blocks belong to pairs of ranks.
+    owners = (names[:, None] * len(names) + names).ravel() if collective.name == "all_to_all" else names
+    owner, piece = np.divmod(chunk, chunks // len(owners))
+    return owners[owner] * (chunks // len(owners)) + piece
 
 
 def on_group(s: Schedule, ranks: Sequence[int], of: int) -> Schedule:

@@ -28,7 +28,6 @@ class Traffic:
         received: Chunks that each vertex receives, int64 [ranks + switches].
         reduced: Additions of a chunk that each vertex does, int64 [ranks + switches].
         ports: The most distinct peers that one *rank* sends to, or receives from, in one round.
-        switch_ports: The same of a switch; 0 where there is none.
         link_src: Sending vertex of every link that is used, int64 [links].
         link_dst: Receiving vertex, int64 [links].
         link_chunks: Chunks over that link, int64 [links].
@@ -41,7 +40,6 @@ class Traffic:
     received: Counts
     reduced: Counts
     ports: int
-    switch_ports: int
     link_src: Counts
     link_dst: Counts
     link_chunks: Counts
@@ -122,7 +120,7 @@ class TrafficTally:
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
         self._counts = np.zeros((3, schedule.vertices), dtype=np.int64)
-        self._ports = np.zeros(2, dtype=np.int64)
+        self._ports = 0
         nothing = np.zeros(0, dtype=np.int64)
         self._links = [(nothing, nothing)]
         self._pending = 0
@@ -136,8 +134,7 @@ class TrafficTally:
         reduced += np.bincount(step.dst[step.reduce], minlength=size)
         pairs, times = np.unique(step.src.astype(np.int64) * size + step.dst, return_counts=True)
         for side in np.divmod(pairs, size):
-            peers = np.bincount(side, minlength=size)
-            self._ports = np.maximum(self._ports, [peers[:ranks].max(), peers[ranks:].max(initial=0)])
+            self._ports = max(self._ports, int(np.bincount(side, minlength=ranks)[:ranks].max()))
         if size > ranks:
             # A switch has no value of its own: of each fold the first message is not an addition.
             at_switch = step.where(step.reduce & (step.dst >= ranks))
@@ -161,9 +158,8 @@ class TrafficTally:
         pairs, total = self._summed()
         src, dst = np.divmod(pairs, self._schedule.vertices)
         sent, received, reduced = self._counts
-        ports, switch_ports = self._ports.tolist()
         schedule = self._schedule
-        return Traffic(schedule.ranks, schedule.chunks, sent, received, reduced, ports, switch_ports, src, dst, total)
+        return Traffic(schedule.ranks, schedule.chunks, sent, received, reduced, self._ports, src, dst, total)
 
 
 def all_representatives(schedule: Schedule) -> tuple[Counts, Round]:
@@ -185,4 +181,4 @@ def rotational_traffic(schedule: Schedule, number: Counts, step: Round) -> Traff
     sent = np.full(n, len(step), dtype=np.int64)
     reduced = np.full(n, int(step.reduce.sum()), dtype=np.int64)
     links = np.zeros_like(used), used, per_link[used]
-    return Traffic(n, schedule.chunks, sent, sent, reduced, ports, 0, *links, rotational=True)
+    return Traffic(n, schedule.chunks, sent, sent, reduced, ports, *links, rotational=True)

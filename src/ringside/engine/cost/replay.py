@@ -25,8 +25,8 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class MessageStep:
-    """One round, ready for the replay; arrays are [transfers].
+class RoundMessages:
+    """The messages of one round, ready for the replay; arrays are [transfers].
 
     Args:
         src: Sender.
@@ -38,6 +38,11 @@ class MessageStep:
         arrivals: Messages that each vertex takes in this round, [vertices].
         folds: Those of them that are added up, [vertices].
         distinct: Whether every vertex sends and receives at most one message, so that no two meet.
+        link: The link between sites that it takes, a number.
+        place: Its place among the messages of the round on that link, from 0.
+        out: Messages of the round that leave its sender's site.
+        into: Messages of the round that enter its receiver's site.
+        away: 1.0 where it leaves its site, 0.0 where not.
     """
 
     src: Ints
@@ -49,20 +54,6 @@ class MessageStep:
     arrivals: Floats
     folds: Floats
     distinct: bool
-
-
-@dataclass(frozen=True, eq=False)
-class LinkTraffic:
-    """How the messages of a round share links and interfaces of given sites; arrays are [transfers].
-
-    Args:
-        link: The link between sites, a number.
-        place: Its place among the messages of the round on that link, from 0.
-        out: Messages of the round that leave its sender's site.
-        into: Messages of the round that enter its receiver's site.
-        away: 1.0 where it leaves its site, 0.0 where not.
-    """
-
     link: Ints
     place: Floats
     out: Floats
@@ -97,8 +88,8 @@ def replay(schedule: Schedule, sizes: Floats, network: CostNetwork, *, segment_b
     chunk = sizes / schedule.chunks
     state = _State(1 if folded else schedule.ranks, schedule.chunks, chunk, np.minimum(chunk, segment_bytes), network)
     sites = None if network.site is None else tuple(network.sites.tolist())
-    for k, step in enumerate(steps(schedule, folded)):
-        state.advance_round(step, traffic(schedule, k, folded, sites))
+    for k in range(schedule.rounds):
+        state.advance_round(_messages(schedule, k, folded, sites))
     return Clock(state.clock.max(axis=0), state.busy)
 
 
@@ -118,42 +109,42 @@ class _State:
         self.free, self.busy = np.zeros((links, width)), np.zeros((links, width))
         self.out, self.into = np.zeros((network.size, width)), np.zeros((network.size, width))
 
-    def advance_round(self, step: MessageStep, links: LinkTraffic) -> None:
+    def advance_round(self, step: RoundMessages) -> None:
         """Replay one round."""
         network = self.network
-        dst = (step.dst if len(self.clock) > 1 else links.link) % network.size  # by symmetry src and dst are rank 0
+        dst = (step.dst if len(self.clock) > 1 else step.link) % network.size  # by symmetry src and dst are rank 0
         per_byte = network.seconds_per_byte[step.src, dst][:, None]
         latency = network.latency_s[step.src, dst][:, None]
         overhead = network.overhead_s * self.messages
         head, tail = self.head[step.reads], self.tail[step.reads]
         # A message starts when its chunk, its sender and its link are ready, and is through when its last segment is.
-        start = np.maximum(head + step.sent[:, None] * overhead, self.free[links.link])
+        start = np.maximum(head + step.sent[:, None] * overhead, self.free[step.link])
         took = per_byte * self.chunk
-        begun, start = start, start + links.place[:, None] * took
+        begun, start = start, start + step.place[:, None] * took
         done = np.maximum(start + took, tail + per_byte * self.segment)
-        np.maximum.at(self.free, links.link, done)
-        np.add.at(self.busy, links.link, took)
-        done = self._hold_back(step, links, begun, done)
+        np.maximum.at(self.free, step.link, done)
+        np.add.at(self.busy, step.link, took)
+        done = self._hold_back(step, begun, done)
         first = done - (done - start) * self.rest  # its first segment
         self._fold(step, first + latency, done + latency)
 
-    def _hold_back(self, step: MessageStep, links: LinkTraffic, start: Floats, done: Floats) -> Floats:
+    def _hold_back(self, step: RoundMessages, start: Floats, done: Floats) -> Floats:
         """Return when messages are through, given what the interfaces of their sites carry."""
         network = self.network
         for per_byte, free, vertex, count in (
-            (network.out, self.out, step.src, links.out),
-            (network.into, self.into, step.dst, links.into),
+            (network.out, self.out, step.src, step.out),
+            (network.into, self.into, step.dst, step.into),
         ):
             if per_byte is None:
                 continue
             site = network.sites[vertex] if len(self.clock) > 1 else np.zeros_like(vertex)
             took = (per_byte[site] * count)[:, None] * self.chunk
-            through = (np.maximum(start, free[site]) + took) * links.away[:, None]
+            through = (np.maximum(start, free[site]) + took) * step.away[:, None]
             np.maximum.at(free, site, through)
             done = np.maximum(done, through)
         return done
 
-    def _fold(self, step: MessageStep, head: Floats, tail: Floats) -> None:
+    def _fold(self, step: RoundMessages, head: Floats, tail: Floats) -> None:
         """Have the receivers store or add what has arrived, one message after the other."""
         network = self.network
         clock = self.clock[step.dst]
@@ -169,62 +160,49 @@ class _State:
         np.maximum.at(self.clock, step.dst, tail)
 
 
-@functools.lru_cache(maxsize=256)
-def _kept(schedule: Schedule, folded: bool) -> tuple[MessageStep, ...]:
-    return tuple(_step(schedule, k, folded) for k in range(schedule.rounds))
+@functools.lru_cache(maxsize=1 << 12)
+def _messages(schedule: Schedule, k: int, folded: bool, sites: tuple[int, ...] | None) -> RoundMessages:
+    """Return the messages of round k.
 
-
-def steps(schedule: Schedule, folded: bool) -> tuple[MessageStep, ...] | map[MessageStep]:
-    """Return the rounds of a schedule, those of small ones made only once; `folded`: one vertex's share of each."""
-    if schedule.rounds * (1 if folded else schedule.ranks) <= 1 << 13:
-        return _kept(schedule, folded)
-    return map(functools.partial(_step, schedule, folded=folded), range(schedule.rounds))
-
-
-@functools.lru_cache(maxsize=256)  # a round's step and its traffic are made one soon after the other
-def _transfers(schedule: Schedule, k: int, folded: bool) -> tuple[Ints, Ints, Ints, Floats]:
-    """Return (src, dst, chunk, 1.0 where it is added) of a round."""
+    Args:
+        schedule: Of all ranks.
+        k: The round.
+        folded: Those of one vertex, by symmetry.
+        sites: The site of each vertex; None: its own.
+    """
+    n, chunks = schedule.ranks, schedule.chunks
     step = schedule.representatives(k) if folded else schedule.round(k)
     src, dst, chunk = (array.astype(np.int64) for array in (step.src, step.dst, step.chunk))
-    return src, dst, chunk, step.reduce.astype(np.float64)
-
-
-def _step(schedule: Schedule, k: int, folded: bool) -> MessageStep:
-    n, chunks = schedule.ranks, schedule.chunks
-    src, dst, chunk, reduces = _transfers(schedule, k, folded)
+    reduces = step.reduce.astype(np.float64)
     if folded:  # rank 0 sends chunk c to rank d, so rank 0 gets the chunk that is c seen from rank d
-        turned = (chunk - dst * (chunks // n)) % chunks
-        src, dst, reads, writes, vertices = np.zeros_like(src), np.zeros_like(dst), chunk, turned, 1
+        reads, writes, vertices = chunk, (chunk - dst * (chunks // n)) % chunks, 1
+        link, away = dst, np.ones(len(dst))
+        out = into = np.full(len(dst), float(len(dst)))
+        src = dst = np.zeros_like(dst)
     else:
         reads, writes, vertices = src * chunks + chunk, dst * chunks + chunk, n
-    return MessageStep(
+        site = np.arange(n) if sites is None else np.array(sites, dtype=np.int64)
+        a, b = site[src], site[dst]
+        leaves = a != b
+        first = np.unique(site, return_index=True)[1]  # a site's first vertex stands for all of them
+        link, away = np.where(leaves, first[a] * n + first[b], src * n + dst), leaves.astype(np.float64)
+        out, into = (np.bincount(side[leaves], minlength=n).astype(np.float64)[side] for side in (a, b))
+    return RoundMessages(
         src,
         dst,
         reads,
         writes,
         reduces,
-        places(src) + 1.0,
-        np.bincount(dst, minlength=vertices).astype(np.float64),
-        np.bincount(dst, weights=reduces, minlength=vertices).astype(np.float64),
-        len(np.unique(writes)) == len(writes),
+        sent=places(src) + 1.0,
+        arrivals=np.bincount(dst, minlength=vertices).astype(np.float64),
+        folds=np.bincount(dst, weights=reduces, minlength=vertices).astype(np.float64),
+        distinct=len(np.unique(writes)) == len(writes),
+        link=link,
+        place=places(link),
+        out=out,
+        into=into,
+        away=away,
     )
-
-
-@functools.lru_cache(maxsize=1 << 13)
-def traffic(schedule: Schedule, k: int, folded: bool, sites: tuple[int, ...] | None) -> LinkTraffic:
-    """Return how the messages of round k share links and interfaces; `sites`: of each vertex, None: its own."""
-    src, dst, _, _ = _transfers(schedule, k, folded)
-    n = schedule.ranks
-    if folded:
-        ones = np.full(len(src), float(len(src)))
-        return LinkTraffic(dst, places(dst), ones, ones, np.ones(len(src)))
-    site = np.arange(n) if sites is None else np.array(sites, dtype=np.int64)
-    a, b = site[src], site[dst]
-    away = (a != b) if sites is not None else np.ones(len(src), dtype=np.bool_)
-    first = np.unique(site, return_index=True)[1]  # a site's first vertex stands for all of them
-    link = np.where(away, first[a] * n + first[b], src * n + dst)
-    out, into = (np.bincount(side[away], minlength=n).astype(np.float64)[side] for side in (a, b))
-    return LinkTraffic(link, places(link), out, into, away.astype(np.float64))
 
 
 def places(keys: Ints) -> Floats:

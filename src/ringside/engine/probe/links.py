@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringside.engine.cost.network import Floats
 
@@ -50,14 +51,12 @@ def slow_links(rates: Floats) -> list[MeasuredSlowLink]:
         rates: Bytes per second, float64 [n, n], row = sender; 0 or NaN where unknown.
     """
     n = len(rates)
-    known = np.isfinite(rates) & (rates > 0) & ~np.eye(n, dtype=np.bool_)
-    pairs = ((pair, median_beside(rates, pair)) for pair in suspect_links(rates))
-    found = [MeasuredSlowLink(*pair, float(rates[pair]), usual) for pair, usual in pairs]
+    slow = set(suspect_links(rates))
+    found = [MeasuredSlowLink(*pair, float(rates[pair]), median_beside(rates, pair)) for pair in sorted(slow)]
     # Name a vertex once instead of all of its links; two slow links of three vertices' could be either's fault.
-    slow = {(link.src, link.dst) for link in found}
     for v in range(n if n >= 4 else 0):
-        own = [(a, b) for a, b in np.argwhere(known).tolist() if v in (a, b)]
-        if own and all(pair in slow for pair in own):
+        own = [(a, b) for a, b in np.argwhere(_known(rates)).tolist() if v in (a, b)]
+        if own and slow.issuperset(own):
             usual = float(np.median([link.usual for link in found if v in (link.src, link.dst)]))
             rest = [link for link in found if v not in (link.src, link.dst)]
             found = [*rest, MeasuredSlowLink(v, -1, float(np.median([rates[pair] for pair in own])), usual)]
@@ -67,18 +66,22 @@ def slow_links(rates: Floats) -> list[MeasuredSlowLink]:
 
 def suspect_links(rates: Floats) -> list[tuple[int, int]]:
     """Return (sender, receiver) of every link whose rate is under half of what is usual beside it."""
-    known = np.isfinite(rates) & (rates > 0) & ~np.eye(len(rates), dtype=np.bool_)
-    pairs = [(src, dst) for src, dst in np.argwhere(known).tolist()]
+    pairs = [(src, dst) for src, dst in np.argwhere(_known(rates)).tolist()]
     return [pair for pair in pairs if rates[pair] < SLOW * median_beside(rates, pair)]
 
 
 def median_beside(rates: Floats, link: tuple[int, int]) -> float:
     """Return the median rate of all links but this one and, of three vertices or more, its reverse; 0: none."""
-    others = np.isfinite(rates) & (rates > 0) & ~np.eye(len(rates), dtype=np.bool_)
+    others = _known(rates)
     others[link] = False
     if len(rates) > 2:
         others[link[::-1]] = False
     return float(np.median(rates[others])) if others.any() else 0.0
+
+
+def _known(rates: Floats) -> NDArray[np.bool_]:
+    known: NDArray[np.bool_] = np.isfinite(rates) & (rates > 0) & ~np.eye(len(rates), dtype=np.bool_)
+    return known
 
 
 def links_beside(link: tuple[int, int], suspects: Sequence[tuple[int, int]], n: int) -> list[tuple[int, int]]:

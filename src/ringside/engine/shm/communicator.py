@@ -38,6 +38,7 @@ _SUM, _MAX, _BOOL = int(ReduceOp.sum), int(ReduceOp.max), int(DType.bool)
 _REUNION_S = 30.0
 _AUTOMATIC, _ONE_SHOT = int(Algorithm.automatic), int(Algorithm.one_shot)
 _DIRECT, _PROGRAM = int(Algorithm.direct), int(Algorithm.program)
+_PRIVATE = (-1, 0, False)  # no region, nowhere in it, and nothing to map
 
 
 class HostCommunicator(Collectives):
@@ -249,25 +250,11 @@ class HostCommunicator(Collectives):
             scale: Multiplies each contribution.
             stamp_ns: When the tensor was ready, on the monotonic clock.
         """
-        region, offset, fresh = -1, 0, False
-        if storage is not None:
-            region, fresh = self.memory.register(storage)
-            offset = flat.address - storage.address
+        region, offset, fresh = _PRIVATE if storage is None else self.memory.register(storage, flat.address)
         status = self._core.all_reduce(
-            flat.address,
-            flat.numel,
-            flat.dtype,
-            _SUM,
-            _AUTOMATIC,
-            scale,
-            flat.shape,
-            stamp_ns,
-            region,
-            offset,
-            fresh,
-            -1,
-            True,
-        )
+            flat.address, flat.numel, flat.dtype, _SUM, _AUTOMATIC, scale, flat.shape, stamp_ns,
+            region, offset, fresh, -1, True,
+        )  # fmt: skip
         if status != _OK:
             self._resolve(status, "all_reduce of a gradient bucket")
 
@@ -413,21 +400,17 @@ class HostCommunicator(Collectives):
             background: Wait as beside a thread that computes.
             storage: The storage that the tensor lies in, which peers may not have mapped yet.
         """
-        region, offset, fresh = -1, 0, False  # of private memory
-        if storage is not None:
-            region, fresh = self.memory.register(storage)
-            offset = call.flat.address - storage.address
-        status = self._core.collective(*call.arguments(), stamp_ns, region, offset, fresh, call.program, background)
+        region = _PRIVATE if storage is None else self.memory.register(storage, call.flat.address)
+        status = self._core.collective(*call.arguments(), stamp_ns, *region, call.program, background)
         self._resolve(status, call.kind)
 
     def prepared(self, call: CoreRequest, storage: Storage | None = None) -> Callable[[], None]:
         """Return `execute` of a collective in the background that is called again and again; arguments as for that."""
         # Everything that does not change from call to call is looked up here, once.
-        enter, arguments = self._core.collective, call.arguments()
-        register, offset = self.memory.register, 0 if storage is None else call.flat.address - storage.address
+        enter, arguments, register = self._core.collective, call.arguments(), self.memory.register
 
         def again() -> None:
-            region, fresh = (-1, False) if storage is None else register(storage)
+            region, offset, fresh = _PRIVATE if storage is None else register(storage, call.flat.address)
             status = enter(*arguments, 0, region, offset, fresh, call.program, True)
             if status != _OK:
                 self._resolve(status, call.kind)

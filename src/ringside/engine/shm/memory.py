@@ -65,16 +65,19 @@ class SymmetricMemory:
         self._trade(rows, fds, problem, needed=True)
         return raw
 
-    def register(self, storage: Storage) -> tuple[int, bool]:
-        """Return the region of a storage and whether the peers have yet to map it; -1: it cannot be shared."""
+    def register(self, storage: Storage, address: int) -> tuple[int, int, bool]:
+        """Return the region of a storage, where in it an address lies, and whether the peers have yet to map it.
+
+        The region is -1 where it cannot be shared.
+        """
         region = self._regions.get(storage.inode)
         if region is None:
             region = self._core.adopt_region(storage.address, storage.size_bytes, storage.fd)
             if region < 0:
-                return -1, False
+                return -1, 0, False
             self._regions[storage.inode], self._owners[region] = region, storage.owner
             self._fresh[region] = storage
-        return region, region in self._fresh
+        return region, address - storage.address, region in self._fresh
 
     def unregister(self, inode: tuple[int, int]) -> None:
         """Forget a storage that is gone; the peers unmap it at the next exchange."""

@@ -73,9 +73,7 @@ class Hub:
         deadline = time.monotonic() + timeout_s
         parcels: list[Parcel] = []
         try:
-            if self.ranks == 1:
-                parcels.append(_own_parcel(value, fds))
-            elif self.rank == 0:  # gather, then send everything to everybody
+            if self.rank == 0:  # gather, then send everything to everybody
                 parcels.append(_own_parcel(value, fds))
                 for peer in range(1, self.ranks):
                     parcels.append(self._receive(peer, deadline))
@@ -230,7 +228,7 @@ def _gather(servers: Mapping[int, socket.socket], hub: Hub, settings: tuple[int,
                 raise
             break
         rank, taken = hello["rank"], hello["rank"] in hub.sockets
-        objection = _objection(hello, hub, hub.ranks, settings)
+        objection = _objection(hello, hub, settings)
         if objection and refusal is None:
             refusal = MismatchError(objection, [rank])
             deadline = min(deadline, time.monotonic() + _REFUSAL_S)
@@ -269,13 +267,13 @@ def _accept(servers: Mapping[int, socket.socket], hub: Hub, deadline: float) -> 
             sock.close()
 
 
-def _objection(hello: dict[str, Any], hub: Hub, ranks: int, settings: tuple[int, ...]) -> str:
+def _objection(hello: dict[str, Any], hub: Hub, settings: tuple[int, ...]) -> str:
     """Return why a rank does not fit; "": it does."""
     peer = hello["rank"]
     if peer in hub.sockets or peer == 0:
         return f"two processes claim to be rank {peer}"
-    if hello["ranks"] != ranks:
-        return f"rank {peer} thinks there are {hello['ranks']} ranks, rank 0 thinks {ranks}"
+    if hello["ranks"] != hub.ranks:
+        return f"rank {peer} thinks there are {hello['ranks']} ranks, rank 0 thinks {hub.ranks}"
     if hello["protocol"] != PROTOCOL:
         return f"rank {peer} runs another version of ringside than rank 0"
     if tuple(hello["settings"]) != settings:

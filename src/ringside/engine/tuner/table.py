@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from ringside.decoding import UNDECODABLE
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
@@ -128,18 +129,13 @@ class TimingTable(msgspec.Struct, frozen=True):
 
     def expected_s(self, size_bytes: int, choice: str) -> float | None:
         """Return what an all-reduce should take; None: this choice is not in the table."""
-        sizes = [rank.size_bytes for rank in self.ranks]
-        times = [next((row.expected_s for row in rank.rows if row.choice == choice), None) for rank in self.ranks]
-        known = [(size, time) for size, time in zip(sizes, times, strict=True) if time is not None]
+        known = [(rank.size_bytes, row.expected_s) for rank in self.ranks for row in rank.rows if row.choice == choice]
         if not known:
             return None
-        if size_bytes >= known[-1][0]:  # beyond the largest size: in proportion
-            return known[-1][1] * size_bytes / known[-1][0]
-        above = next(index for index, (size, _) in enumerate(known) if size > size_bytes)
-        if above == 0:
-            return known[0][1]
-        (low, fast), (high, slow) = known[above - 1], known[above]
-        return fast + (slow - fast) * (size_bytes - low) / (high - low)
+        sizes, times = zip(*known, strict=True)
+        if size_bytes >= sizes[-1]:  # beyond the largest size: in proportion
+            return float(times[-1] * size_bytes / sizes[-1])
+        return float(np.interp(size_bytes, sizes, times))
 
 
 Timings = Mapping[tuple[str, int], float]

@@ -36,6 +36,9 @@ MOST_OPEN, FEW_OPEN = 50_000, 1_000
 """Calls of a communicator and function that wait for other ranks' records; of more the oldest are given up. The few are
 of a communicator some of whose ranks were never seen here."""
 
+MOST_KNOWN = 4096
+"""Communicators; of more those whose last call is longest ago are forgotten: a job may make and close them for ever."""
+
 Sums = defaultdict[str, float]
 Ranks = Annotated[int, msgspec.Meta(ge=0, le=MOST_RANKS)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
@@ -300,6 +303,9 @@ class Causes:
         """Compare what was taken in: of all ranks of a host, one after the other, before."""
         for known in self._known.values():
             known.compare_new()
+        if len(self._known) > MOST_KNOWN:
+            by_last_call = sorted(self._known.items(), key=lambda item: item[1].last_ns)
+            self._known = dict(by_last_call[-MOST_KNOWN:])
 
     def _of(self, communicator: Communicator, global_rank: int) -> _Known:
         known = self._known.get(communicator.id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.errors import RingsideError
+from ringside.errors import RingsideError, UnsupportedError
 from ringside.processes import is_running
 
 FOLDER_VARIABLE = "RINGSIDE_NCCL_DIR"
@@ -27,10 +28,14 @@ STARTED, CHANGED, STOPPED = range(3)
 SENDS, FOREIGN, CAPTURED, CALLED = 1, 2, 4, 8
 KIND_BITS = 3
 
-MAGIC = 0x324C43434E474E52
+MAGIC = b"RNGNCCL3"
+"""Its last character is the version of the layout."""
 HEAD, TAIL, DROPPED = 8, 16, 24
 """Where a ring's counters lie, in words of 64 bits."""
 COMMUNICATORS = 1024
+"""At a time; the number of one is its place, or that and a multiple of this."""
+MOST_CLOSED = 4096
+"""So many are known whose places were taken: a call of theirs may not be over yet."""
 HEADER_BYTES = 4096
 
 Records = NDArray[np.void]
@@ -38,7 +43,7 @@ Records = NDArray[np.void]
 
 HEADER = np.dtype(
     [
-        ("magic", "u8"),
+        ("magic", "S8"),
         ("process_started", "u8"),
         ("unix_ns", "i8"),
         ("pid", "i4"),
@@ -50,10 +55,13 @@ HEADER = np.dtype(
 )
 COMMUNICATOR = np.dtype(
     [
+        ("made", "u8"),  # its number plus one; 0: none, or it is being made
+        ("first", "u8"),
+        ("last", "u8"),
         ("id", "u8"),
         ("ranks", "i4"),
         ("rank", "i4"),
-        ("name", "S112"),
+        ("name", "S88"),
     ]
 )
 RECORD = np.dtype(
@@ -114,6 +122,7 @@ class Ring:
         torn: Records that were begun and never finished, by a process that was killed.
 
     Raises:
+        UnsupportedError: Its layout is that of another version.
         RingsideError: It is no ring of ours.
     """
 
@@ -132,14 +141,24 @@ class Ring:
         self._header = np.frombuffer(memory, HEADER, 1)[0]
         self._communicators = np.frombuffer(memory, COMMUNICATOR, COMMUNICATORS, HEADER_BYTES)
         count = (status.st_size - at) // RECORD.itemsize
-        if self._header["magic"] != MAGIC or self._header["records"] != count:
-            raise RingsideError(f"{path} is no ring of Ringside's NCCL plugin, or of another version of it")
+        magic = bytes(self._header["magic"])
+        if magic[:-1] == MAGIC[:-1] and magic != MAGIC:
+            raise UnsupportedError(
+                f"{path} has version {chr(magic[-1])} of the layout, by the NCCL plugin of another Ringside: this one "
+                f"reads version {chr(MAGIC[-1])}; unset NCCL_PROFILER_PLUGIN, or set it to what `ringside nccl-plugin` "
+                "prints here"
+            )
+        if magic != MAGIC or self._header["records"] != count:
+            raise RingsideError(f"{path} is no ring of Ringside's NCCL plugin")
         self._records = np.frombuffer(memory, RECORD, count, at)
         self.pid = int(self._header["pid"])
         self.global_rank = int(self._header["global_rank"])
         self._started = int(self._header["process_started"])
         self.torn = 0
         self._known: dict[int, Communicator] = {}
+        self._made = np.zeros(COMMUNICATORS, np.uint64)  # by place: `made` of the one that is known
+        self._communicators_made = 0
+        self._closed: deque[int] = deque()
         self._head = -1
 
     @property
@@ -152,28 +171,36 @@ class Ring:
         """Events for which there was no room."""
         return int(self._words[DROPPED])
 
-    @property
-    def communicators(self) -> list[Communicator]:
-        """Those that were made, in the order in which records number them."""
-        made = self._communicators[: int(self._header["communicators"])]
-        return [self._read(one) for one in made]
-
     def communicator(self, number: int) -> Communicator | None:
-        """Return the one that records of `take` number so; None: there is none."""
-        if not 0 <= number < int(self._header["communicators"]):
-            return None
-        if number not in self._known:
-            self._known[number] = self._read(self._communicators[number])
-        return self._known[number]
+        """Return the one that records of `take` number so; None: it is not known."""
+        return self._known.get(number)
 
-    @staticmethod
-    def _read(row: Any) -> Communicator:
-        return Communicator(int(row["id"]), int(row["ranks"]), int(row["rank"]), row["name"].decode("utf-8", "replace"))
+    def _learn_communicators(self) -> None:
+        """Look who is new; a place is taken again once its communicator's records were taken out, and no sooner."""
+        made_ever = int(self._header["communicators"])
+        if made_ever == self._communicators_made:
+            return
+        self._communicators_made = made_ever
+        made = self._communicators["made"]
+        for place in np.flatnonzero(made != self._made).tolist():
+            number_plus_1 = int(made[place])
+            row = self._communicators[place].copy()
+            if number_plus_1 == 0 or made[place] != number_plus_1:
+                continue  # it is just being made: no record that was seen names it
+            if self._made[place]:
+                self._closed.append(int(self._made[place]) - 1)
+            self._made[place] = number_plus_1
+            self._known[number_plus_1 - 1] = Communicator(
+                int(row["id"]), int(row["ranks"]), int(row["rank"]), row["name"].decode("utf-8", "replace")
+            )
+        while len(self._closed) > MOST_CLOSED:
+            self._known.pop(self._closed.popleft(), None)
 
     @property
     def filled_ratio(self) -> float:
-        """The share of it that is full."""
-        return (int(self._words[HEAD]) - int(self._words[TAIL])) / len(self._records)
+        """The share of it that is full: of its records, or of its places for communicators since the last `take`."""
+        made = int(self._header["communicators"]) - self._communicators_made
+        return max((int(self._words[HEAD]) - int(self._words[TAIL])) / len(self._records), made / COMMUNICATORS)
 
     def is_alive(self) -> bool:
         """Return whether its process may still write."""
@@ -198,6 +225,7 @@ class Ring:
         tail, head = int(self._words[TAIL]), int(self._words[HEAD])
         if not 0 <= head - tail <= size:
             raise RingsideError(f"{self.path} is damaged: {head} records were begun and {tail} taken out")
+        self._learn_communicators()
         count, self._head = head - tail, head
         parts = [self._records[tail % size : min(tail % size + count, size)]]
         if len(parts[0]) < count:

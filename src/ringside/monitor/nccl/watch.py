@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from ringside.errors import RingsideError
+from ringside.errors import RingsideError, UnsupportedError
 from ringside.monitor.nccl.calls import Calls
 from ringside.monitor.nccl.causes import Blame, Causes
 from ringside.monitor.nccl.report import NcclReport
@@ -74,6 +74,9 @@ class NcclWatch:
                     self._rings[path] = Ring(path), Calls()
                     self._processes += 1
                     self.global_ranks.add(self._rings[path][0].global_rank)
+                except UnsupportedError as error:
+                    _log.warning("%s", str(error))
+                    self._refused.add(path)
                 except (RingsideError, OSError) as error:  # or its process is just making it
                     if is_last:
                         _log.warning("%s", str(error))
