@@ -176,9 +176,10 @@ def test_a_session_of_the_same_ranks_records_a_revision_whose_links_are_named_by
 
     class Session:
         size = 4
+        clock = SimpleNamespace(step=7)
 
-        def algorithm_changed(self, fields: dict[str, Any]) -> None:
-            told.append(fields)
+        def put_event(self, kind: str, fields: dict[str, Any]) -> None:
+            told.append({"kind": kind, **fields})
 
     record_algorithm_change(ROSTER, REVISED)  # there is none
     monkeypatch.setattr(sessions, "current", Session)
@@ -187,7 +188,7 @@ def test_a_session_of_the_same_ranks_records_a_revision_whose_links_are_named_by
     record_algorithm_change(ROSTER, REVISED)
     assert told == [
         {
-            "size_bytes": 4096, "before": "ring", "after": "tree", "others_changed": True, "reason": "slow",
+            "kind": "revised", "step": 7, "size_bytes": 4096, "before": "ring", "after": "tree", "others_changed": True, "reason": "slow",
             "links": [
                 {"ranks": [0, 2], "hosts": ["node-0", "node-1"], "bytes_per_s": 1e6, "usual_bytes_per_s": 9e6},
                 {"ranks": [2], "hosts": ["node-1"], "bytes_per_s": 2e6, "usual_bytes_per_s": 9e6},

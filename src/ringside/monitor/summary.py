@@ -33,7 +33,7 @@ from ringside.monitor.slow_rank.judge import rejudge
 from ringside.monitor.slow_rank.pauses import is_of_pauses, without_pauses
 from ringside.monitor.slow_rank.peers import PeersWatcher, among_peers
 from ringside.monitor.slow_rank.window_test import KEPT as REMEMBERED
-from ringside.monitor.stats import excess_ratios, known_median
+from ringside.monitor.stats import excess_ratios, known_median, rank_medians
 from ringside.monitor.undecided import NOTHING, Undecided, undecided_of_job
 from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict
 
@@ -408,16 +408,15 @@ def _cost_together(verdicts: Sequence[Verdict], table: StepTable) -> float:
 
 
 def _ranks(run_info: RunInfo, table: StepTable, mesh: Mesh) -> list[dict[str, Any]]:
-    own = [known_median(table["own_seconds"][:, rank], math.nan) for rank in range(table.ranks)]
-    excess = excess_ratios(np.array(own), mesh.peers).tolist()
-    waits = fill_waits(table)
+    own, waits = (rank_medians(values, math.nan) for values in (table["own_seconds"], fill_waits(table)))
+    excess = excess_ratios(own, mesh.peers)
     return [
         {
             "rank": rank,
             "host": run_info.hosts[rank] if rank < len(run_info.hosts) else "",
-            "own_seconds_median": own[rank],
-            "wait_seconds_median": known_median(waits[:, rank], math.nan),
-            "excess_ratio": excess[rank],
+            "own_seconds_median": float(own[rank]),
+            "wait_seconds_median": float(waits[rank]),
+            "excess_ratio": float(excess[rank]),
             **({"coordinates": mesh.coordinates[rank]} if mesh.coordinates[rank] else {}),
         }
         for rank in range(table.ranks)

@@ -21,7 +21,7 @@ from ringside.monitor.job.collectives import best_buckets, bucket_mb
 from ringside.monitor.run.records import Row
 from ringside.monitor.run.table import StepTable, least_of_ranks
 from ringside.monitor.stats import Floats
-from ringside.monitor.verdict import Verdict, VerdictEvent, episode_end
+from ringside.monitor.verdict import Evidence, Verdict, VerdictEvent, episode_end
 from ringside.text import duration, percent, size
 
 BOUND_AT, BOUND_UNTIL = 0.5, 0.4
@@ -348,7 +348,7 @@ def median_step(steps: Iterable[JobStep]) -> JobStep:
 _NOTHING = JobStep(-1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def _verdict(kind: str, excess: float, cause: str, evidence: dict[str, float | int | str], advice: str) -> Verdict:
+def _verdict(kind: str, excess: float, cause: str, evidence: Evidence, advice: str) -> Verdict:
     return Verdict(
         kind=kind, ranks=[], since_step=0, detected_step=0, excess_ratio=excess, cause=cause, evidence=evidence,
         advice=advice,

@@ -22,7 +22,7 @@ import msgspec
 from ringside.monitor.job.watcher import JobStep, add_cost, cost_since, job_step, median_step
 from ringside.monitor.links.sampler import Link, Period, combine_wires, wires_by_link
 from ringside.monitor.run.records import Row, Wire
-from ringside.monitor.verdict import Verdict, VerdictEvent, episode_end
+from ringside.monitor.verdict import Evidence, Verdict, VerdictEvent, episode_end
 from ringside.text import rate
 
 SLOW = 0.5
@@ -355,7 +355,7 @@ class LinkWatcher:
             f"bytes cross it at {rate(slow.bytes_per_s)}, {times:.2g} times slower than {slow.against} "
             f"({rate(slow.usual.rate)}), while the receiver has room for them: the wire is slow, not the rank"
         )
-        evidence: dict[str, float | int | str] = {
+        evidence: Evidence = {
             "bytes_per_second": slow.bytes_per_s,
             "usual_bytes_per_second": slow.usual.rate,
             "against": slow.against,

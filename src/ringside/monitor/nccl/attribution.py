@@ -22,7 +22,7 @@ from ringside.monitor.nccl.causes import (
     cause_of_lateness,
 )
 from ringside.monitor.nccl.report import NcclReport
-from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict
+from ringside.monitor.verdict import OWN_TIME_KINDS, Evidence, Verdict
 from ringside.text import duration, rate
 
 BY = "NCCL's own records"
@@ -144,7 +144,7 @@ def _verdict_of(blame: Blame, seen: Seen | None, steps: tuple[int, int]) -> Verd
     """Return a verdict on whom NCCL's records name; None where they do not say of how much time."""
     if seen is None or not 0 < blame.seconds < math.inf:
         return None
-    evidence: dict[str, float | int | str] = {
+    evidence: Evidence = {
         "by": BY,
         "nccl_cause": blame.cause,
         "nccl_seconds": blame.seconds,

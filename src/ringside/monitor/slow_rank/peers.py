@@ -9,14 +9,14 @@ from statistics import median
 import msgspec
 
 from ringside.monitor.causes import PHASES
-from ringside.monitor.groups import JobGroups, Mesh, Waited, chain, describe_chain, who_waited
+from ringside.monitor.groups import JobGroups, Mesh, Waited, chain, describe_chain, describe_place, who_waited
 from ringside.monitor.run.records import Row, StepRecord
 from ringside.monitor.run.table import StepTable
 from ringside.monitor.slow_rank.judge import SLOW_CAUSE
 from ringside.monitor.slow_rank.watcher import SlowRankWatcher
 from ringside.monitor.slow_rank.window_test import WARM_UP
 from ringside.monitor.undecided import Undecided, undecided_of_job
-from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict, VerdictEvent, episode_end
+from ringside.monitor.verdict import OWN_TIME_KINDS, Evidence, Verdict, VerdictEvent, episode_end
 from ringside.text import name_ranks
 
 KEPT = 64
@@ -45,7 +45,7 @@ class PeersWatcher:
         self._groups, self._mesh = groups, groups.mesh
         self._compared = _compared(self._mesh)
         self._rows: deque[Row] = deque(maxlen=KEPT)
-        self._evidence: dict[int, dict[str, float | int | str]] = {}  # by rank, as it was when its verdict was reached
+        self._evidence: dict[int, Evidence] = {}  # by rank, as it was when its verdict was reached
 
     def update(self, step: int, row: Row) -> list[VerdictEvent]:
         """Take in a completed step; see `Watcher`."""
@@ -78,10 +78,10 @@ class PeersWatcher:
         more = self._evidence.get(verdict.ranks[0])
         return msgspec.structs.replace(verdict, evidence={**verdict.evidence, **more}) if more else verdict
 
-    def _where_and_whom(self, rank: int, peers: Sequence[int], since: int) -> dict[str, float | int | str]:
+    def _where_and_whom(self, rank: int, peers: Sequence[int], since: int) -> Evidence:
         """Return where a rank is in the mesh, with whom it is compared, and whom it holds up, as far as is known."""
-        found: dict[str, float | int | str] = {}
-        if place := self._mesh.describe(rank):
+        found: Evidence = {}
+        if place := describe_place(self._mesh.coordinates[rank]):
             found["place"] = place
         if len(peers) < self._mesh.ranks:
             found["peers"] = name_ranks([peer for peer in peers if peer != rank])

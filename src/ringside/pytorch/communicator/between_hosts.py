@@ -236,7 +236,8 @@ class BetweenHosts:
             self._told = name
             session = sessions.current()
             if session is not None and session.size == self.across.rank_map.size:
-                session.gradients_carried(name, self._options.wire.dtype if self._options.wire else "float32")
+                wire_dtype = self._options.wire.dtype if self._options.wire else "float32"
+                session.put_event("carried", {"algorithm": name, "wire_dtype": wire_dtype})
 
     def _choose(
         self, size_bytes: int, reduction: Reduction, fixed: AlgorithmSpec | None
@@ -265,4 +266,4 @@ def record_algorithm_change(roster: RankMap, change: AlgorithmChange) -> None:
         hosts = {"ranks": [roster.hosts[end][0] for end in ends], "hosts": [roster.names[end] for end in ends]}
         links.append({**hosts, "bytes_per_s": link.bytes_per_s, "usual_bytes_per_s": link.usual})
     fields = {name: value for name, value in vars(change).items() if name not in ("slow", "found")}
-    session.algorithm_changed({**fields, "links": links})
+    session.put_event("revised", {"step": session.clock.step, **fields, "links": links})

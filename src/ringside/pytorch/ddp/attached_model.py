@@ -196,8 +196,8 @@ def _put_hook(model: DistributedDataParallel, hook: GradientHook, session: Sessi
     if isinstance(hook.reducer, RingsideReducer):
         hook.reducer.share_buckets(model, lambda: hook.backwards)
         if session is not None:
-            number = _numbers.setdefault(model, next(_count))
-            hook.reducer.on_memory = functools.partial(session.gradient_memory, number)
+            own = {"model": _numbers.setdefault(model, next(_count))}
+            hook.reducer.on_memory = lambda memory: session.put_event("gradient_memory", {**own, **memory})
     if own_hook(model) is None or model.reducer is not ddp_reducer:  # sharing may make another one
         dist._register_comm_hook(model.reducer, weakref.ref(model), hook.run)  # type: ignore[attr-defined]
         _hooks[model] = hook

@@ -92,11 +92,6 @@ class CudaEvents:
         with self.beside_captures():
             return bool(mark.query())  # type: ignore[no-untyped-call]
 
-    def seconds(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> float:
-        """Return how long it took from one mark to another."""
-        with self.beside_captures():
-            return float(earlier.elapsed_time(later)) * 1e-3
-
     def times(self, since: torch.cuda.Event, marks: Collection[torch.cuda.Event | None]) -> list[float]:
         """Return how long after a mark the device came to each of others, seconds; NaN: it has not, or it is None."""
         with self.beside_captures():

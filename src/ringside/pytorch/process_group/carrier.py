@@ -145,6 +145,21 @@ class Carrier:
         """
         raise NotImplementedError
 
+    def send(self, tensors: list[torch.Tensor], dst_rank: int, tag: int) -> Any:
+        """Send a tensor to one rank (Gloo; in a group of ours, NCCL on GPUs)."""
+        return self._between_two("send", tensors, dst_rank, tag)
+
+    def recv(self, tensors: list[torch.Tensor], src_rank: int, tag: int) -> Any:
+        """Receive a tensor of one rank (likewise)."""
+        return self._between_two("recv", tensors, src_rank, tag)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> Any:
+        """Receive a tensor of any rank (Gloo)."""
+        return self._between_two("recv_anysource", tensors, tag)
+
+    def _between_two(self, name: str, tensors: list[torch.Tensor], *where: int) -> Any:
+        raise NotImplementedError
+
     def _get_sequence_number_for_group(self) -> int:
         return self.counters.total()
 

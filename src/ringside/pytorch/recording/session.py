@@ -242,23 +242,13 @@ class Session:
         """Append an event to the run, on rank 0; elsewhere do nothing. The monitor's own kinds are left out."""
         if kind in OWN_KINDS:
             _log.warning("session.event(%r): events of this kind are the monitor's own; choose another name", kind)
-        elif self.rank0 is not None:
+        else:
+            self.put_event(kind, fields)
+
+    def put_event(self, kind: str, fields: dict[str, Any]) -> None:
+        """As `event`, of any kind: for the monitor itself. What these hold is in `ringside.monitor.run.records`."""
+        if self.rank0 is not None:
             self._event_guard.run(self.rank0.note, kind, fields)
-
-    def algorithm_changed(self, fields: dict[str, Any]) -> None:
-        """Put into the run, on rank 0, that gradients go another way from now on (`record_algorithm_change`)."""
-        if self.rank0 is not None:
-            self._event_guard.run(self.rank0.note, "revised", {"step": self.clock.step, **fields})
-
-    def gradients_carried(self, algorithm: str, wire_dtype: str) -> None:
-        """Put into the run, on rank 0, what gradients go by between hosts; see `ringside.monitor.run.records`."""
-        if self.rank0 is not None:
-            self._event_guard.run(self.rank0.note, "carried", {"algorithm": algorithm, "wire_dtype": wire_dtype})
-
-    def gradient_memory(self, model: int, memory: dict[str, int]) -> None:
-        """Put into the run, on rank 0, where a model's buckets lie; see `ringside.monitor.run.records`."""
-        if self.rank0 is not None:
-            self._event_guard.run(self.rank0.note, "gradient_memory", {"model": model, **memory})
 
     def use_device_events(self, marker: Marker) -> DeviceEvents:
         """Time steps by events of a device from now on; a session has one marker, and the first counts.
@@ -310,13 +300,16 @@ class Session:
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Inside, steps are timed for `on_record` listeners but are no part of the run."""
-        self._set_paused(True)
-        step = self.clock.step
+        self.clock.flush()
+        self.clock.restart()
+        self.is_paused, step = True, self.clock.step
         try:
             yield
         finally:
-            self._set_paused(False)
-            self.clock.step = step  # the run's steps are numbered on as if nothing had been between
+            self.clock.flush()
+            self.clock.restart()
+            # The run's steps are numbered on as if nothing had been between.
+            self.is_paused, self.clock.step = False, step
 
     def end(self) -> None:
         """Send what is left; on rank 0 wait briefly for the others and write the summary and the report."""
@@ -347,12 +340,6 @@ class Session:
         release(self)
 
     # -------------------------------------------------------------------------------------------- the training thread
-
-    def _set_paused(self, is_paused: bool) -> None:
-        """Begin or end a pause, with a step that begins now."""
-        self.clock.flush()
-        self.is_paused = is_paused
-        self.clock.restart()
 
     def _emit(self, draft: Draft) -> None:
         """A step is over: the clock calls this."""
