@@ -124,14 +124,11 @@ class WatchedGroup:
 
     def __init__(self, name: str, description: str, ranks: Callable[[], list[int]]) -> None:
         self.name, self.description, self._ranks = name, description, ranks
-        self._known: list[int] | None = None
 
-    @property
+    @functools.cached_property
     def ranks(self) -> list[int]:
         """Its global ranks, in their order in the group."""
-        if self._known is None:
-            self._known = self._ranks()
-        return self._known
+        return self._ranks()
 
 
 class WaitMeter:

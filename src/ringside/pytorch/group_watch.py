@@ -124,12 +124,9 @@ def watch_unasked(*, run_dir: str | os.PathLike[str] | None = None) -> Watch | N
     """
     if os.environ.get("RINGSIDE", "").lower() in ("off", "0") or not dist.is_initialized() or dist.get_world_size() < 2:
         return None
-    return watch(run_dir=run_dir) if shows(dist.group.WORLD) else None
-
-
-def shows(group: Any) -> bool:
-    """Return whether a group tells what is issued in it: ours does, and every one of torch ≥ 2.14."""
-    return hasattr(group, "register_pre_hook") or carrier_of(group) is not None
+    # Ours tells what is issued in it, and every group of torch ≥ 2.14 does.
+    is_seen = hasattr(dist.group.WORLD, "register_pre_hook") or carrier_of(dist.group.WORLD) is not None
+    return watch(run_dir=run_dir) if is_seen else None
 
 
 class _GroupHooks:

@@ -152,23 +152,15 @@ class Ring:
         """Events for which there was no room."""
         return int(self._words[DROPPED])
 
-    @property
-    def communicators(self) -> list[Communicator]:
-        """Those that were made, in the order in which records number them."""
-        made = self._communicators[: int(self._header["communicators"])]
-        return [self._read(one) for one in made]
-
     def communicator(self, number: int) -> Communicator | None:
         """Return the one that records of `take` number so; None: there is none."""
         if not 0 <= number < int(self._header["communicators"]):
             return None
         if number not in self._known:
-            self._known[number] = self._read(self._communicators[number])
+            row = self._communicators[number]
+            name = row["name"].decode("utf-8", "replace")
+            self._known[number] = Communicator(int(row["id"]), int(row["ranks"]), int(row["rank"]), name)
         return self._known[number]
-
-    @staticmethod
-    def _read(row: Any) -> Communicator:
-        return Communicator(int(row["id"]), int(row["ranks"]), int(row["rank"]), row["name"].decode("utf-8", "replace"))
 
     @property
     def filled_ratio(self) -> float:

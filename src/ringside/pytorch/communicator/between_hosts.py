@@ -102,8 +102,15 @@ class BetweenHosts:
         """
         if weight is None:
             reduction = Reduction(dtype, op, scale, wire=self._options.wire)
-            if reduction.wire is not None and reduction.wire.sums_only and not reduction.is_encoded:
-                self._say_it_travels_whole(reduction)
+            is_whole = reduction.wire is not None and reduction.wire.sums_only and not reduction.is_encoded
+            if reduction.wire is not None and is_whole and not self._has_said_whole:
+                self._has_said_whole = True
+                _log.warning(
+                    "wire_dtype=%r is for sums and means of float32: others, such as %s of %s, travel as they are",
+                    reduction.wire.dtype,
+                    OPS[op],
+                    DTYPES[dtype],
+                )
             return reduction
         roster = self.across.rank_map
         rows = np.zeros((roster.size, 2))  # each rank's weight, and its list's fingerprint
@@ -116,17 +123,6 @@ class BetweenHosts:
         if not sum(scales) > 0:
             raise UsageError("the weights of all ranks sum to 0, so there is no mean")
         return Reduction(dtype, op, weight[0], scales=scales, divisor=math.fsum(scales), wire=self._options.wire)
-
-    def _say_it_travels_whole(self, reduction: Reduction) -> None:
-        """Log, once, that something is not float32's sum or mean, and so is not rounded."""
-        if not self._has_said_whole:
-            self._has_said_whole = True
-            _log.warning(
-                "wire_dtype=%r is for sums and means of float32: others, such as %s of %s, travel as they are",
-                self._options.wire.dtype if self._options.wire is not None else "",
-                OPS[reduction.op],
-                DTYPES[reduction.dtype],
-            )
 
     def all_reduce(self, flat: Flat, reduction: Reduction, fixed: AlgorithmSpec | None, key: Key | None) -> None:
         """Reduce a tensor; without a fixed algorithm, by the one that the tuner chooses at this point of the run.

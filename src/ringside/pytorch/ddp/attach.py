@@ -21,8 +21,7 @@ from ringside.pytorch.ddp.reducers import BucketReducer, NativeReducer
 from ringside.pytorch.ddp.ringside_reducer import RingsideReducer
 from ringside.pytorch.ddp.watcher import user_hook_name
 from ringside.pytorch.recording import session as sessions
-from ringside.pytorch.recording.parameter_digests import agree_on_digests
-from ringside.pytorch.store import EngineDecision, OwnTimeout, agree_on_engine, first_error
+from ringside.pytorch.store import EngineDecision, OwnTimeout, agree_on_engine, decide, first_error
 
 ENGINES = ("auto", "ringside", "native")
 
@@ -101,7 +100,7 @@ def attach(
         monitor = False
 
     # 3. The monitor; where it cannot be made, training goes on without.
-    every = agree_on_digests(model.process_group, every) if monitor else 0
+    every = decide(model.process_group, "digests", every, lambda offers: offers[0], int) if monitor else 0
     session = None
     if monitor:
         try:

@@ -27,7 +27,6 @@ from ringside.autoload.after_import import after_import
 from ringside.isolation import Guard
 from ringside.monitor.step_clock import StepClock
 from ringside.pytorch.ddp.backward import FollowedBackward
-from ringside.pytorch.ddp.bucket_memory import finish_backward
 from ringside.pytorch.ddp.cuda_events import marker_of
 from ringside.pytorch.ddp.hook import GradientHook
 from ringside.pytorch.ddp.reducers import BucketReducer, UserHook
@@ -116,9 +115,10 @@ class Attachment:
         if self._digests is not None and self.session is not None:
             self.session.remove_model(self._digests)
         backward.stop(self._group, _idle_clock())
-        if model is not None and backward.is_unfinished:
-            finish_backward(model)
-            backward.is_unfinished = False
+        if model is not None and backward.is_unfinished and hasattr(model.reducer, "_reset_state"):
+            # The next backward is one anew. It may make its buckets once more, a collective: all ranks do this alike.
+            model.reducer._reset_state()
+        backward.is_unfinished = False
 
     def _record_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], backward: FollowedBackward) -> None:
         """What may break here is no matter of training's: the guard runs it."""

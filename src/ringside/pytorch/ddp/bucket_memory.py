@@ -107,15 +107,6 @@ def make_reducer(model: DistributedDataParallel, make: Callable[[], None], stati
     _known.add(model.reducer)
 
 
-def finish_backward(model: DistributedDataParallel) -> None:
-    """Let a model begin anew whose backward failed before DDP had ended it.
-
-    It may make its buckets once more, which is a collective: all ranks do this alike.
-    """
-    if hasattr(model.reducer, "_reset_state"):
-        model.reducer._reset_state()
-
-
 @functools.cache
 def _wrap_rebuilding() -> None:
     reducer: Any = Reducer

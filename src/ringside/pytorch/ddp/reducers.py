@@ -102,13 +102,12 @@ class BucketOutcomes:
 
     def raise_first(self) -> None:
         """DDP waits no longer: raise what went wrong first, once."""
-        error = self._errors[0] if self._errors else None
-        self._errors = []
-        if error is not None:
+        errors, self._errors = self._errors, []
+        if errors:
             try:
-                raise error
+                raise errors[0]
             finally:
-                del error  # or it would keep this frame, and the frame it
+                errors.clear()  # or they would keep this frame, and the frame them
 
 
 class NativeReducer:

@@ -49,20 +49,18 @@ def make(options: Any, pg_options: Any) -> Carrier:
         raise UnsupportedError(f'{too_old}: use init_process_group("gloo") and ringside.attach(model)')
     change_torch()
     options.store.set(f"torch/{options.group_rank}", torch.__version__)
-    made = _make(options)
+    made: Carrier
+    if not IS_BACKEND or checks_every_call():
+        made = RingsideGroup(options.store, options.group_rank, options.group_size, options.timeout)
+    else:
+        if torch.cuda.is_available() and dist.is_nccl_available() and options.process_group.name() == "custom":
+            # The group was asked for by "ringside" alone: where "cuda:nccl" is named, torch makes NCCL's half itself.
+            nccl = c10d.Backend._plugins["NCCL"].creator_fn(options, None)
+            options.process_group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
+        made = RingsideBackend.made_for(options)
     if options.group_rank == 0:
         _name_other_torch([options.store.get(f"torch/{r}").decode() for r in range(options.group_size)])
     return made
-
-
-def _make(options: Any) -> Carrier:
-    if not IS_BACKEND or checks_every_call():
-        return RingsideGroup(options.store, options.group_rank, options.group_size, options.timeout)
-    if torch.cuda.is_available() and dist.is_nccl_available() and options.process_group.name() == "custom":
-        # The group was asked for by "ringside" alone: where "cuda:nccl" is named, torch makes NCCL's half itself.
-        nccl = c10d.Backend._plugins["NCCL"].creator_fn(options, None)
-        options.process_group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
-    return RingsideBackend.made_for(options)
 
 
 def _name_other_torch(versions: list[str]) -> None:

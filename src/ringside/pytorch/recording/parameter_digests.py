@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,7 +28,6 @@ from ringside.isolation import Guard
 from ringside.monitor.alerts.book import as_text
 from ringside.monitor.replicas import Check, ReplicaCheck
 from ringside.monitor.verdict import VerdictEvent
-from ringside.pytorch.store import decide
 from ringside.text import name_ranks
 
 KEPT = 512
@@ -246,11 +244,6 @@ class DigestComparison:
 def _list_of(number: int, kept: Sequence[_Kept]) -> list[int] | None:
     raw = next((raw for of, raw in kept if of == number), None)
     return None if raw is None else np.frombuffer(raw, np.uint64).tolist()
-
-
-def agree_on_digests(group: dist.ProcessGroup, every: int) -> int:
-    """Return rank 0's number of steps between two comparisons. A collective."""
-    return decide(group, "digests", every, lambda offers: offers[0], int)
 
 
 def shared_parameters(model: DistributedDataParallel) -> list[tuple[str, torch.Tensor]]:
