@@ -41,7 +41,7 @@ class Rank:
         return issued
 
     def step(self) -> GroupSums:
-        return self.meter.take()()
+        return self.meter.end_step()()
 
 
 def test_a_step_is_added_up_by_group_and_peer() -> None:
@@ -264,7 +264,7 @@ class DeviceRank(Rank):
         return issued
 
     def step(self) -> GroupSums:
-        taken = self.meter.take()
+        taken = self.meter.end_step()
         self.device.catch_up()
         return taken()
 

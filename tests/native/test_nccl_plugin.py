@@ -18,7 +18,19 @@ from tests.native.nccl import harness, play, played_calls
 from ringside import _core
 from ringside.errors import RingsideError, UnsupportedError
 from ringside.monitor.nccl.calls import UNKNOWN, Calls, Joined
-from ringside.monitor.nccl.ring import FOLDER, FOREIGN, HEAD, MAGIC, PREFIX, PROXY, TAIL, Communicator, Ring
+from ringside.monitor.nccl.ring import (
+    FOLDER,
+    FOREIGN,
+    HEAD,
+    MAGIC,
+    MESSAGE,
+    PREFIX,
+    PROXY,
+    STARTED,
+    TAIL,
+    Communicator,
+    Ring,
+)
 from ringside.processes import start_time
 
 pytestmark = pytest.mark.native
@@ -40,7 +52,7 @@ def communicators(ring: Ring) -> list[Communicator]:
 
 
 def joined(ring: Ring) -> Joined:
-    return Calls().add(ring.take(), time.monotonic_ns(), is_last=True)
+    return Calls().add(ring.drain(), time.monotonic_ns(), is_last=True)
 
 
 def read_calls(ring: Ring, calls: np.ndarray) -> dict[tuple[int, str, int], tuple[int, int]]:
@@ -50,7 +62,6 @@ def read_calls(ring: Ring, calls: np.ndarray) -> dict[tuple[int, str, int], tupl
             int(call["ended_gpu_ns"]),
         )
         for call in calls
-        if not call["is_message"]
     }
 
 
@@ -60,13 +71,14 @@ def test_what_is_played_is_what_is_read(version: int, library: Path, tmp_path: P
     """Calls that overlap and end out of order or never, on four threads with a communicator each."""
     told = play(library, tmp_path, "threads", version, 100)
     ring = ring_in(tmp_path)
-    calls, waits = joined(ring)
+    records = ring.drain()
+    calls, waits = Calls().add(records, time.monotonic_ns(), is_last=True)
     assert ring.interface == version
     assert (ring.dropped, ring.torn) == (0, 0)
     assert read_calls(ring, calls) == played_calls(told)
     communicators_read = sorted((one.id, one.ranks, one.rank, one.name) for one in communicators(ring))
     assert communicators_read == sorted((int(w[1]), int(w[2]), int(w[3]), "dp") for w in told if w[0] == "comm")
-    assert np.count_nonzero(calls["is_message"]) == 100
+    assert np.count_nonzero((records["kind"] == MESSAGE) & (records["what"] == STARTED)) == 100
     assert calls["is_captured"].sum() == (80 if version > 4 else 0)  # version 4 does not tell
     own = waits[waits["communicator"] != UNKNOWN]
     assert set(own["communicator"]) == set(range(4))
@@ -76,7 +88,7 @@ def test_what_is_played_is_what_is_read(version: int, library: Path, tmp_path: P
 
 def test_what_proxies_do_for_other_processes_is_not_taken_for_ones_own(library: Path, tmp_path: Path) -> None:
     play(library, tmp_path, "play", 6, 10)
-    records = ring_in(tmp_path).take()
+    records = ring_in(tmp_path).drain()
     foreign = records[(records["kind"] == PROXY) & (records["flags"] & FOREIGN != 0)]
     assert len(foreign) == 10
     assert set(foreign["communicator"]) == {UNKNOWN}
@@ -103,14 +115,14 @@ def test_a_killed_process_leaves_its_ring_readable(version: int, library: Path, 
     assert not ring.is_alive()
     calls, _ = joined(ring)
     assert len(calls) > 50
-    assert len(ring.take()) == 0
+    assert len(ring.drain()) == 0
 
 
 def test_a_full_ring_drops_what_is_new_and_counts_it(library: Path, tmp_path: Path) -> None:
     play(library, tmp_path, "full", 6)
     ring = ring_in(tmp_path)
     assert ring.dropped == 11
-    records = ring.take()
+    records = ring.drain()
     assert len(records) == 32 * 1024
     calls = Calls().add(records, time.monotonic_ns(), is_last=True).calls
     assert (calls["arrived_gpu_ns"][0], calls["ended_gpu_ns"][0]) == (5, 0)  # its end is not known
@@ -121,13 +133,13 @@ def test_a_record_that_was_never_finished_is_left_out(library: Path, tmp_path: P
     ring = ring_in(tmp_path)
     words = np.memmap(ring.path, np.uint64)
     words[HEAD] += 1
-    records = ring.take()
+    records = ring.drain()
     assert len(records) == words[HEAD] - 1
     assert ring.torn == 1
     assert words[TAIL] == words[HEAD]
     words[HEAD] += 10**9
     with pytest.raises(RingsideError, match="damaged"):
-        ring.take()
+        ring.drain()
 
 
 def test_of_a_living_process_only_what_is_whole_is_taken(library: Path, tmp_path: Path) -> None:
@@ -137,7 +149,7 @@ def test_of_a_living_process_only_what_is_whole_is_taken(library: Path, tmp_path
     header[1], np.memmap(path, np.int32)[6] = start_time(os.getpid()), os.getpid()
     header[HEAD] += 1
     ring = Ring(path)
-    assert len(ring.take()) == header[HEAD] - 1
+    assert len(ring.drain()) == header[HEAD] - 1
     assert (header[TAIL], ring.torn) == (header[HEAD] - 1, 0)
 
 

@@ -60,7 +60,7 @@ class StepPhases:
     Args:
         run_delay: Of the seconds that are not `exposed`, in how many the training thread wanted a CPU and had none.
         syncs: Of each backward pass how long the rank was blocked in its synchronisation, and how to get its times.
-        groups: Returns what was done in watched groups, as `WaitMeter.take` has set it apart; None: none are watched.
+        groups: Returns what was done in watched groups (`WaitMeter.end_step`); None: none are watched.
     """
 
     data: float = 0.0
@@ -418,7 +418,7 @@ class StepClock:
         cpu = self.cpu()
         seconds = self._mark - self._began
         if self.groups is not None:
-            self._open.groups = self.groups.take()
+            self._open.groups = self.groups.end_step()
         self._pending = Draft(self.rank, self.step, self.wall(), seconds, cpu - self._cpu_began, self._open, self._laps)
         self.step += 1
         if self._laps is not None:

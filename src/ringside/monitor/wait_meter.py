@@ -289,14 +289,14 @@ class WaitMeter:
 
     @property
     def has_issued(self) -> bool:
-        """Whether anything was issued since the last call of `take`."""
+        """Whether anything was issued since the last call of `end_step`."""
         return bool(self._uses)
 
     def is_seen(self, issued: Issued) -> bool:
         """Return whether a wait at this place of the program was seen lately, so that its end is no news."""
         return (issued.key, issued.nth) in self.seen
 
-    def take(self) -> Callable[[], GroupSums]:
+    def end_step(self) -> Callable[[], GroupSums]:
         """Set apart what was done since the last call; on the thread that trains.
 
         Returns:

@@ -378,7 +378,7 @@ class Ends:
         self._events = events
         self._new: deque[tuple[Any, Issued]] = deque()
         self._is_new, self._is_closed = threading.Event(), False
-        threading.Thread(target=guard.run, args=(self._look,), name="ringside-ends", daemon=True).start()
+        threading.Thread(target=guard.run, args=(self._poll,), name="ringside-ends", daemon=True).start()
 
     def add(self, work: Any, issued: Issued) -> None:
         """Look out for the end of this one."""
@@ -390,7 +390,7 @@ class Ends:
         self._is_closed = True
         self._is_new.set()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         pending: list[tuple[Any, Issued]] = []
         with self._events.beside_captures():
             while not self._is_closed:

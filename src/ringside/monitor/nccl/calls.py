@@ -1,4 +1,4 @@
-"""Collectives and messages of one process, put together from the records of its ring; pure.
+"""Collectives of one process, put together from the records of its ring; pure.
 
 A collective's own start and stop say when the host enqueued it, or where NCCL tells it (from 2.28 on, outside of
 captured graphs) when the API was called. A rank has come to it when the first of its channels' kernels starts, and is
@@ -49,24 +49,16 @@ the network to have taken it, for data from the network."""
 CALL = np.dtype(
     [
         ("communicator", "u4"),
-        ("is_message", "?"),
+        ("func", "S16"),
+        ("number", "u8"),
         ("is_captured", "?"),
         ("is_called", "?"),  # `enqueued_ns` is before its kernel's launch
-        ("func", "S16"),
-        ("datatype", "S16"),
-        ("algorithm", "S16"),
-        ("protocol", "S15"),
-        ("number", "u8"),
-        ("count", "u8"),
-        ("peer", "i4"),
-        ("channels", "i4"),  # whose kernel has started
         ("enqueued_ns", "u8"),
         ("arrived_gpu_ns", "u8"),  # 0: no kernel has started
         ("ended_gpu_ns", "u8"),  # 0: not all kernels have ended, or not all starts were recorded
-        ("proxy_ended_ns", "u8"),  # 0: no proxy has worked for it
     ]
 )
-"""A collective or message; `_ns` is the host's monotonic clock, `_gpu_ns` the GPU's."""
+"""A collective; `_ns` is the host's monotonic clock, `_gpu_ns` the GPU's."""
 
 WAIT = np.dtype(
     [("communicator", "u4"), ("peer", "i4"), ("sends", "?"), ("steps", "i8"), ("size_bytes", "u8")]
@@ -144,26 +136,20 @@ class Calls:
         self._records = records[known & ~done]
 
         first_gpu = np.full(count, np.iinfo(np.uint64).max, np.uint64)
-        last_gpu, proxy_end = np.zeros((2, count), np.uint64)
+        last_gpu = np.zeros(count, np.uint64)
         np.minimum.at(first_gpu, root[starts], records["gpu_ns"][starts])
         np.maximum.at(last_gpu, root[stops], records["gpu_ns"][stops])
-        ends = np.flatnonzero(known & (kind >= PROXY) & (what == STOPPED))
-        np.maximum.at(proxy_end, root[ends], records["host_ns"][ends])
-
-        told = np.flatnonzero(is_done & (kind[calls_at] <= MESSAGE))
+        told = np.flatnonzero(is_done & (kind[calls_at] == COLLECTIVE))
         at = calls_at[told]
         begun = records[at]
         calls = np.zeros(len(at), CALL)
-        for name in ("communicator", "func", "datatype", "algorithm", "protocol", "number", "count", "peer"):
+        for name in ("communicator", "func", "number"):
             calls[name] = begun[name]
-        calls["is_message"] = begun["kind"] == MESSAGE
         calls["is_captured"] = (begun["flags"] & CAPTURED) != 0
         calls["is_called"] = (begun["flags"] & CALLED) != 0
-        calls["channels"] = kernels[told]
         calls["enqueued_ns"] = begun["host_ns"]
         calls["arrived_gpu_ns"] = np.where(kernels[told] > 0, first_gpu[at], 0)
         calls["ended_gpu_ns"] = np.where(has_ended[told], last_gpu[at], 0)
-        calls["proxy_ended_ns"] = proxy_end[at]
         return Joined(calls, _sum_waits(records, event, before, done & (kind == STEP)))
 
 

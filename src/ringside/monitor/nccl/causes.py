@@ -260,11 +260,11 @@ class Causes:
             global_rank: In the job; -1: not known.
             joined: What is over.
         """
-        all_calls = joined.calls[~joined.calls["is_message"]]
-        for number in np.unique(all_calls["communicator"]).tolist():
+        calls = joined.calls
+        for number in np.unique(calls["communicator"]).tolist():
             if (communicator := named(number)) is not None:
                 known = self._of(communicator, global_rank)
-                self._add_calls(known, communicator.rank, all_calls[all_calls["communicator"] == number])
+                self._add_calls(known, communicator.rank, calls[calls["communicator"] == number])
         # what proxies do for other processes has no communicator of this one
         for row in joined.waits:
             if (communicator := named(int(row["communicator"]))) is not None:

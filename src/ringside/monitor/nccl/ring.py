@@ -153,7 +153,7 @@ class Ring:
         return int(self._words[DROPPED])
 
     def communicator(self, number: int) -> Communicator | None:
-        """Return the one that records of `take` number so; None: there is none."""
+        """Return the one that records of `drain` number so; None: there is none."""
         if not 0 <= number < int(self._header["communicators"]):
             return None
         if number not in self._known:
@@ -173,10 +173,10 @@ class Ring:
 
     @property
     def has_news(self) -> bool:
-        """Whether records were begun since the last `take`: then its process was alive."""
+        """Whether records were begun since the last `drain`: then its process was alive."""
         return int(self._words[HEAD]) != self._head
 
-    def take(self, alive: bool | None = None) -> Records:
+    def drain(self, alive: bool | None = None) -> Records:
         """Return the records since the last call, oldest first.
 
         Args:
