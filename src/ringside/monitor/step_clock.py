@@ -271,16 +271,14 @@ class StepClock:
     step: int = 0
     groups: WaitMeter | None = None
     is_manual: bool = False
-    _open: StepPhases = field(default_factory=StepPhases)
     _pending: Draft | None = None
     _has_optimizer: bool = False
     _marks: DeviceEvents | None = None
     _laps: PhaseEvents | None = None
 
     def __post_init__(self) -> None:
-        self._began = self._mark = self.now()
-        self._cpu_began = self.cpu()
-        self._delay_mark = self._blocked_delay = self.run_delay()
+        self.restart()
+        self._blocked_delay = self._delay_mark
 
     def time_by(self, marks: DeviceEvents) -> None:
         """Time steps by marks on a device from now on; the step under way is discarded."""

@@ -163,7 +163,7 @@ class _GroupHooks:
         session.clock.groups = self.meter
         if session.watch is not None:
             session.watch.groups = self.meter
-        session.add_hook(self)
+        session.hooks.append(self)
 
     def remove(self) -> None:
         """Leave torch as it was; what somebody else has wrapped since stays, and passes on."""

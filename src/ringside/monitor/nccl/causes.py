@@ -403,10 +403,7 @@ class Causes:
                         sends=sends,
                         steps=int(sums["steps"]),
                         size_bytes=int(sums["size_bytes"]),
-                        send_gpu_seconds=sums["send_gpu"],
-                        send_peer_seconds=sums["send_peer"],
-                        send_seconds=sums["send"],
-                        recv_seconds=sums["recv"],
+                        **{f"{name}_seconds": sums[name] for name in WAITS.values()},
                     )
                     for (rank, peer, sends), sums in sorted(known.waits.items())
                 ],

@@ -123,9 +123,7 @@ class Session:
 
     The training thread cuts steps (`clock`) and puts their drafts into a queue. A thread of the session makes records
     of them and sends them to rank 0 by the job's store, where its twin takes them in. So everything that calls the
-    store, the kernel or the disk is done on that thread, and training waits for none of it. (The class has more
-    methods than most: it is what scripts, hooks and integrations call, one line each; its parts are classes of their
-    own.)
+    store, the kernel or the disk is done on that thread, and training waits for none of it.
 
     Args:
         run_dir: Where rank 0 writes the run; None: `RINGSIDE_RUN_DIR`, else a new directory under `runs/`.
@@ -144,6 +142,7 @@ class Session:
         watch: Looks out for hangs; None where that is turned off.
         guard: Keeps what breaks in the step clock away from training.
         is_paused: Whether what is trained now is no part of the run.
+        hooks: Their `remove()` is called when the session ends.
     """
 
     def __init__(
@@ -190,7 +189,7 @@ class Session:
             own = (host_name(), os.getpid())
             self.store.set(f"who/{self.rank}", msgspec.json.encode(own).decode())
         self.path: Path | None = self.rank0.path if self.rank0 else None
-        self._hooks: list[Any] = [
+        self.hooks: list[Any] = [
             register_optimizer_step_pre_hook(self.guard.guard(lambda *_: self.clock.optimizer_begins())),
             register_optimizer_step_post_hook(self.guard.guard(lambda *_: self.clock.optimizer_ends())),
         ]
@@ -282,10 +281,6 @@ class Session:
             self.rank0.comparisons.append(DigestComparison(store, self.size, digests, model))
         return digests
 
-    def add_hook(self, hook: Any) -> None:
-        """Have `hook.remove()` called when the session ends."""
-        self._hooks.append(hook)
-
     def remove_model(self, digests: ParameterDigests) -> None:
         """Compare a model's parameters no longer."""
         digests.off = True
@@ -320,7 +315,7 @@ class Session:
         self.guard.run(self.clock.flush)  # nothing is taken in any more once it has ended
         self._ended.set()
         atexit.unregister(self.end)
-        for hook in self._hooks:
+        for hook in self.hooks:
             hook.remove()
 
         # Wait until all is sent and written; for a store that does not answer, only a few seconds.
@@ -369,10 +364,8 @@ class Session:
         try:
             pause = batch_seconds(1 if self.rank0 is not None else self.size)
             while not self._ended.wait(pause):
-                self._put_reached(self._unreached.drain())
-                self._exchange()
-            self._put_reached(self._unreached.drain_last(time.sleep))
-            self._exchange()
+                self._exchange(self._unreached.drain())
+            self._exchange(self._unreached.drain_last(time.sleep))
             with self.silence.call():
                 self.outbox.send([])  # the last of this rank
             if self.rank0 is not None:
@@ -386,19 +379,27 @@ class Session:
             self._vitals.close()
             self._run_delay.close()
 
-    def _put_reached(self, drafts: list[tuple[Draft, bool]]) -> None:
-        """Take in steps that the device has done by now."""
-        for draft, is_recorded in drafts:
+    def _exchange(self, reached: list[tuple[Draft, bool]]) -> None:
+        """Send this rank's records and digests to rank 0, and there take in everybody's.
+
+        Args:
+            reached: Steps that the device has done by now, and whether each is part of the run.
+        """
+        for draft, is_recorded in reached:
             if self._listeners:
                 self._listeners.notify(draft.record())
             if is_recorded:
                 self._put(draft)
-
-    def _exchange(self) -> None:
-        """Send this rank's records and digests to rank 0, and there take in everybody's."""
         with self.silence.call():
             if self.rank0 is not None or self.presence.check():
-                self._send()
+                # The records of the steps since the last time, with what the kernel knows of that time.
+                with self._batch_lock:
+                    drafts = list(self._batch)
+                    self._batch.clear()
+                if own := [draft.record() for draft in drafts]:
+                    self.outbox.send(self._links.add_to(self._vitals.add_to(own)))
+                elif self.is_paused:
+                    self._vitals.skip()
             # Rank 0's own digests are at hand there.
             for digests in list(self._digests) if self.rank0 is None else []:
                 try:
@@ -412,18 +413,6 @@ class Session:
             self.rank0.add(records)
             with self.silence.call():
                 self.rank0.compare()
-
-    def _send(self) -> None:
-        """Send the records of the steps since the last time, with what the kernel knows of that time."""
-        with self._batch_lock:
-            drafts = list(self._batch)
-            self._batch.clear()
-        records = [draft.record() for draft in drafts]
-        if records:
-            records = self._vitals.add_to(records)
-            self.outbox.send(self._links.add_to(records))
-        elif self.is_paused:
-            self._vitals.skip()
 
     def _stop(self, error: Exception) -> None:
         """The monitor of this rank is over: warn, write what there is, and let the others send no more."""
