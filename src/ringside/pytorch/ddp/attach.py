@@ -73,7 +73,7 @@ def attach(
         raise UsageError(f"there is no engine {requested!r}; there are {', '.join(ENGINES)}")
     if os.environ.get("RINGSIDE", "").lower() in ("off", "0"):
         return Attachment(model, "RINGSIDE=off")
-    if getattr(model, "_use_python_reducer", False):
+    if model._use_python_reducer:
         why = "torch.compile has its gradients reduced as they are compiled (optimize_ddp = 'python_reducer')"
         if requested == "ringside":
             raise UnsupportedError(f"the ringside engine does not support this model: {why}")

@@ -115,7 +115,7 @@ class Attachment:
         if self._digests is not None and self.session is not None:
             self.session.remove_model(self._digests)
         backward.stop(self._group, _idle_clock())
-        if model is not None and backward.is_unfinished and hasattr(model.reducer, "_reset_state"):
+        if model is not None and backward.is_unfinished:
             # The next backward is one anew. It may make its buckets once more, a collective: all ranks do this alike.
             model.reducer._reset_state()
         backward.is_unfinished = False
@@ -248,9 +248,8 @@ def _change_methods() -> None:
         "_register_builtin_comm_hook": _register_builtin_comm_hook,
     }
     for name, changed in methods.items():
-        if hasattr(ddp, name):
-            _stock[name] = getattr(ddp, name)
-            setattr(ddp, name, functools.wraps(_stock[name])(changed))
+        _stock[name] = getattr(ddp, name)
+        setattr(ddp, name, functools.wraps(_stock[name])(changed))
     # The all-reduce by which a rank learns how many go on under `model.join()` is what our hook divides by.
     stock = _stock["notify_join_context"] = Join.notify_join_context
     Join.notify_join_context = staticmethod(functools.wraps(stock)(_notify_join_context))  # type: ignore[method-assign]

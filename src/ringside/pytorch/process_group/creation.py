@@ -98,8 +98,7 @@ def change_torch() -> None:
     else:
         _patch(c10d, "monitored_barrier", _monitored_barrier)
         dist.monitored_barrier = c10d.monitored_barrier
-        if hasattr(c10d, "_set_pg_timeout"):
-            _patch(c10d, "_set_pg_timeout", _set_pg_timeout)
+        _patch(c10d, "_set_pg_timeout", _set_pg_timeout)
     after_import("torch.nn.parallel.distributed", _change_ddp)
     # Traced, our methods would end in errors, or in calls of the engine with numbers that are none.
     after_import("torch._dynamo.trace_rules", lambda rules: rules.add("ringside"))
