@@ -17,8 +17,8 @@ from ringside.monitor.replicas import digest_steps
 from ringside.pytorch.communicator.communicator import GroupCommunicator
 from ringside.pytorch.communicator.communicator import communicator as group_communicator
 from ringside.pytorch.ddp.attached_model import Attachment, attachment_of, hold, own_hook, satisfies
-from ringside.pytorch.ddp.reducers import BucketReducer, NativeReducer
-from ringside.pytorch.ddp.ringside_reducer import RingsideReducer
+from ringside.pytorch.ddp.reducers import NativeReducer
+from ringside.pytorch.ddp.ringside_reducer import BucketReducer, RingsideReducer
 from ringside.pytorch.ddp.watcher import user_hook_name
 from ringside.pytorch.recording import session as sessions
 from ringside.pytorch.store import EngineDecision, OwnTimeout, agree_on_engine, decide, first_error

@@ -26,11 +26,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ringside.autoload.after_import import after_import
 from ringside.isolation import Guard
 from ringside.monitor.step_clock import StepClock
-from ringside.pytorch.ddp.backward import FollowedBackward
 from ringside.pytorch.ddp.cuda_events import marker_of
 from ringside.pytorch.ddp.hook import GradientHook
-from ringside.pytorch.ddp.reducers import BucketReducer, UserHook
-from ringside.pytorch.ddp.ringside_reducer import RingsideReducer
+from ringside.pytorch.ddp.reducers import UserHook
+from ringside.pytorch.ddp.ringside_reducer import BucketReducer, RingsideReducer
 from ringside.pytorch.ddp.watcher import BackwardWatch
 from ringside.pytorch.hang_watch.board import NoBoard
 from ringside.pytorch.recording import session as sessions
@@ -39,7 +38,8 @@ from ringside.pytorch.recording.session import Session
 from ringside.pytorch.store import EngineDecision
 
 _log = logging.getLogger(__name__)
-
+Followed = GradientHook | BackwardWatch
+"""A backward whose gradients are reduced by us, or only watched."""
 
 _attachments: MutableMapping[Any, Attachment] = WeakIdKeyDictionary()
 """Of each attached model."""
@@ -83,7 +83,7 @@ class Attachment:
         model: DistributedDataParallel,
         why: str,
         session: Session | None = None,
-        backward: FollowedBackward | None = None,
+        backward: Followed | None = None,
     ) -> None:
         self._model = weakref.ref(model)  # whose attachment it is in `_attachments` while it lives
         self._group = model.process_group
@@ -120,7 +120,7 @@ class Attachment:
             model.reducer._reset_state()
         backward.is_unfinished = False
 
-    def _record_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], backward: FollowedBackward) -> None:
+    def _record_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], backward: Followed) -> None:
         """What may break here is no matter of training's: the guard runs it."""
         if not torch.is_grad_enabled():
             self._clock.forward_begins(0)
@@ -160,7 +160,7 @@ def hold(
     clock = session.clock if session is not None else _idle_clock()
     # DDP takes one hook in its life: a model that has ours already keeps it. Only watching needs none.
     ours = own_hook(model)
-    backward: FollowedBackward
+    backward: Followed
     if ours is None and decision.engine != "ringside":
         backward = BackwardWatch(model, clock)
     else:
@@ -227,7 +227,7 @@ def own_hook(model: DistributedDataParallel) -> GradientHook | None:
     return _hooks.get(model)
 
 
-def backward_of(model: DistributedDataParallel) -> FollowedBackward | None:
+def backward_of(model: DistributedDataParallel) -> Followed | None:
     """Return what reduces or watches a model's gradients; of a detached one our hook, which DDP still calls."""
     attachment = _attachments.get(model)
     return _hooks.get(model) if attachment is None else attachment._backward

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class CudaEvents:
-    """Sets marks on streams of one device; see `ringside.monitor.step_clock.Marker`.
+    """Sets marks on streams of one device; see `ringside.monitor.device_marks.Marker`.
 
     Args:
         device: The device.

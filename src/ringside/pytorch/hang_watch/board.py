@@ -240,14 +240,10 @@ class ProgressView:
                 group, number, ranks = _decode_awaited(text)
         return RankState(
             rank=self.rank,
-            step=head["step"],
-            entered=head["entered"],
-            synced=head["synced"],
+            **{field: head[field] for field in ("step", "entered", "synced", "longest_s", "group_seq")},
             waiting_s=max(now - waiting, 1e-9) if waiting else 0.0,
             still_s=max(now - max(head["moved_at"], head["group_moved_at"]), 0.0),
-            longest_s=head["longest_s"],
             calls=calls,
-            group_seq=head["group_seq"],
             call=call,
             call_bytes=head["call_bytes"] if call else 0,
             group=group,
