@@ -137,9 +137,8 @@ def summarise(
         summary[PER_RANK_HOUR] = rate
         for verdict in summary["verdicts"]:
             verdict[MONEY] = money(verdict["cost_rank_seconds"], rate)
-    loss = _loss(table)
     given = {key: value for key, value in (extra or {}).items() if key in PASSED_THROUGH and value is not None}
-    content: dict[str, Any] = finite({**summary, **({"loss": loss} if loss else {}), **given})
+    content: dict[str, Any] = finite({**summary, **_loss(table), **given})
     return content
 
 
@@ -195,8 +194,7 @@ def assess_run(reader: RunReader, *, extra: Mapping[str, Any] | None = None) -> 
     verdicts = _verdicts(events, table, mesh, reader.path)
     ends = (int(table.steps[0]), int(table.steps[-1])) if len(table) else (-1, -1)
     verdicts = attribute(verdicts, read_reports(reader.path), table.ranks, ends)
-    loss = _loss(table)
-    given = {**(reader.summary() or {}), **({"loss": loss} if loss else {}), **(extra or {})}
+    given = {**(reader.summary() or {}), **_loss(table), **(extra or {})}
     revised = revisions(events)
     links, memory = ledger.totals(), gradient_memory(events)
     blocked = sum_blocked(sample.rows.values(), mesh, known_median(job_step_seconds(table)))
@@ -423,11 +421,12 @@ def _ranks(run_info: RunInfo, table: StepTable, mesh: Mesh) -> list[dict[str, An
     ]
 
 
-def _loss(table: StepTable) -> dict[str, float] | None:
-    """Mean loss of the first and the last few steps; None where the script gave none."""
+def _loss(table: StepTable) -> dict[str, dict[str, float]]:
+    """Return `loss`: its mean in the first and in the last few steps; nothing where the script gave none."""
     losses = table["loss"]
     known = np.flatnonzero(np.isfinite(losses).any(axis=1))
     if not known.size:
-        return None
+        return {}
     few = min(LOSS_STEPS, max(len(known) // 2, 1))
-    return {"first": float(np.nanmean(losses[known[:few]])), "last": float(np.nanmean(losses[known[-few:]]))}
+    first, last = (float(np.nanmean(losses[steps])) for steps in (known[:few], known[-few:]))
+    return {"loss": {"first": first, "last": last}}

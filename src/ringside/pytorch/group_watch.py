@@ -105,10 +105,10 @@ def watch(*, run_dir: str | os.PathLike[str] | None = None) -> Watch:
         raise UsageError("watch() needs a process group: call torch.distributed.init_process_group() before")
     if _current is not None:
         _current.off()
-    try:
+    session: Session | None = None
+    with Guard("watching this rank"):
         session = sessions.begin(run_dir, str(dist.get_backend()))
-    except Exception as error:
-        Guard("watching this rank").trip(error)
+    if session is None:
         return Watch(None)
     _current = Watch(session)
     return _current
@@ -171,7 +171,7 @@ class _GroupHooks:
             c10d._register_process_group = self._stock_register  # type: ignore[attr-defined]
         if dist.Work.wait is self._wait:
             dist.Work.wait = self._stock_wait  # type: ignore[method-assign]
-        self._forget()
+        self._disconnect()
         self._newest = None
         if self._ends is not None:
             self._ends.close()
@@ -185,7 +185,7 @@ class _GroupHooks:
                 self._guard.run(group.unregister_pre_hook, HOOK_ID)
                 self._guard.run(group.unregister_post_hook, HOOK_ID)
 
-    def _forget(self) -> None:
+    def _disconnect(self) -> None:
         """Nothing is told to the session any more."""
         if self._session.clock.groups is self.meter:
             self._session.clock.groups = None
@@ -213,7 +213,7 @@ class _GroupHooks:
         events = events_of(device)
         if events is None:
             self.meter.is_muted = True
-            self._forget()
+            self._disconnect()
             level = logging.WARNING if self._session.rank == 0 else logging.DEBUG
             _log.log(level, "collectives on %s are not timed: this job is not watched by its groups", device.type)
             return

@@ -82,7 +82,7 @@ def _with_cause(verdict: Verdict, reports: Sequence[NcclReport]) -> Verdict:
     """
     if verdict.kind in _OF_RANK and len(verdict.ranks) == 1:
         late = max(_lateness(verdict.ranks[0], reports), key=lambda blame: blame.seconds, default=None)
-        return verdict if late is None else _extended(verdict, late, _words(late))
+        return verdict if late is None else _extended(verdict, late, _describe_lateness(late))
     if verdict.kind == "slow_link":
         blames = (blame for report in reports for blame in report.blames if not blame.in_communicator)
         for blame in blames:
@@ -123,7 +123,7 @@ def _lateness(rank: int, reports: Sequence[NcclReport]) -> Iterator[Blame]:
             )
 
 
-def _words(late: Blame) -> str:
+def _describe_lateness(late: Blame) -> str:
     waited = f"the others waited {duration(late.seconds)} for it"
     if late.cause == LATE_RANK:
         who = "its host calls collectives late"
@@ -173,7 +173,7 @@ def _verdict_of(blame: Blame, seen: Seen | None, steps: tuple[int, int]) -> Verd
         since_step=steps[0],
         detected_step=steps[1],
         excess_ratio=blame.seconds / max(seen.seconds - blame.seconds, 1e-9),
-        cause=_words(blame),
+        cause=_describe_lateness(blame),
         evidence={**evidence, **numbers},
         cost_rank_seconds=blame.seconds * seen.ranks,
         advice={LATE_RANK: HOST_ADVICE, SLOW_GPU: GPU_ADVICE}.get(blame.cause, RANK_ADVICE),
