@@ -27,7 +27,6 @@ from ringside.text import duration, percent, size
 # -------------------------------------------------------------------------------------------------
 # The verdict with its cause.
 
-PHASES = ("data", "forward", "backward", "compute", "optimizer")
 PHASE_WORDS = {
     "data": "fetching its input",
     "forward": "its forward pass",
@@ -35,6 +34,7 @@ PHASE_WORDS = {
     "compute": "its forward and backward passes",
     "optimizer": "its optimizer update",
 }
+PHASES = tuple(PHASE_WORDS)
 DOMINANT = 0.6
 """A phase that holds this share of the excess is named; for the input, the verdict changes its kind."""
 
