@@ -124,6 +124,7 @@ class Calls:
         last_gpu = np.zeros(count, np.uint64)
         np.minimum.at(first_gpu, root[starts], records["gpu_ns"][starts])
         np.maximum.at(last_gpu, root[stops], records["gpu_ns"][stops])
+
         told = np.flatnonzero(is_done & (kind[calls_at] == ring.COLLECTIVE))
         at = calls_at[told]
         begun = records[at]

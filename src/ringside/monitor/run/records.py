@@ -370,9 +370,8 @@ def revisions(events: Iterable[Mapping[str, Any]]) -> list[Revised]:
     """Return the newest revisions among events, oldest first; those that are damaged or report nothing are left out."""
     found = []
     for revised in events_of(events, "revised", Revised):
-        is_whole = min(revised.step, revised.size_bytes) >= 0 and all(
-            0 < len(link.ranks) <= 2 for link in revised.links
-        )
+        ends = [len(link.ranks) for link in revised.links]
+        is_whole = min(revised.step, revised.size_bytes) >= 0 and all(0 < count <= 2 for count in ends)
         # What it reports is another algorithm, or a slow link.
         is_news = revised.before != revised.after or revised.others_changed or revised.links
         if is_whole and is_news:
