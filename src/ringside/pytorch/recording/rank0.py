@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 class Rank0Recorder:
     """Rank 0's part: collects everybody's records, listens for verdicts, writes the run.
 
-    `receive`, `add`, `compare` and `finish` belong to the monitor's thread; `note` and `put_event` to any.
+    `receive`, `add`, `compare` and `finish` belong to the monitor's thread; `put_event` to any.
 
     Args:
         store: The session's part of the job's store.
@@ -103,19 +103,14 @@ class Rank0Recorder:
         with self._lock:
             return [*self.collector.verdicts, *self._outside.values()]
 
-    def note(self, kind: str, fields: dict[str, Any]) -> None:
-        """Put an event into the run."""
+    def put_event(self, kind: str, fields: dict[str, Any]) -> None:
+        """Put an event into the run; verdicts of the hang watch and of the comparison of parameters are kept."""
         with self._lock:
+            if kind in ("verdict", "repaired"):
+                verdict = msgspec.convert(fields["verdict"], Verdict)
+                self._outside[verdict.kind, tuple(verdict.ranks), verdict.detected_step] = verdict
             self.collector.note(kind, **fields)
         self._call_listeners()
-
-    def put_event(self, kind: str, fields: dict[str, Any]) -> None:
-        """Put an event of the hang watch or of the comparison of parameters into the run, and keep its verdict."""
-        if kind in ("verdict", "repaired"):
-            verdict = msgspec.convert(fields["verdict"], Verdict)
-            with self._lock:
-                self._outside[verdict.kind, tuple(verdict.ranks), verdict.detected_step] = verdict
-        self.note(kind, fields)
 
     def receive(self) -> list[StepRecord]:
         """Return the records that have arrived, from the store."""

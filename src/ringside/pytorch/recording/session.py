@@ -247,7 +247,7 @@ class Session:
     def put_event(self, kind: str, fields: dict[str, Any]) -> None:
         """As `event`, of any kind: for the monitor itself. What these hold is in `ringside.monitor.run.records`."""
         if self.rank0 is not None:
-            self._event_guard.run(self.rank0.note, kind, fields)
+            self._event_guard.run(self.rank0.put_event, kind, fields)
 
     def use_device_events(self, marker: Marker) -> DeviceEvents:
         """Time steps by events of a device from now on; a session has one marker, and the first counts.
