@@ -101,13 +101,13 @@ class BetweenHosts:
             weight: This rank's, and its list's fingerprint (`ringside.engine.dtypes`); None: there is none.
         """
         if weight is None:
-            reduction = Reduction(dtype, op, scale, wire=self._options.wire)
-            is_whole = reduction.wire is not None and reduction.wire.sums_only and not reduction.is_encoded
-            if reduction.wire is not None and is_whole and not self._has_said_whole:
+            wire = self._options.wire
+            reduction = Reduction(dtype, op, scale, wire=wire)
+            if wire is not None and wire.sums_only and not (reduction.is_encoded or self._has_said_whole):
                 self._has_said_whole = True
                 _log.warning(
                     "wire_dtype=%r is for sums and means of float32: others, such as %s of %s, travel as they are",
-                    reduction.wire.dtype,
+                    wire.dtype,
                     OPS[op],
                     DTYPES[dtype],
                 )
