@@ -367,8 +367,6 @@ def test_what_a_collector_makes_of_records_that_come_late_twice_or_never(kept: K
             if begin % 77 == 0:
                 told.append([seed, begin, collector.steps, collector.newest, collector.late, seen.states(3)])
                 told.append(_figures(tally))
-        if seed % 2:
-            collector.lost(1, "killed")
         told.append([collector.close(), collector.steps, collector.absurd, seen.states(3)])
         tally.add([], collector)
         told.append(_figures(tally))

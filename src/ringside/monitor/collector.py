@@ -125,11 +125,6 @@ class StepCollector:
             self._highest = max(self._highest, record.step)
         return [*learnt, *self._complete(done, everything=False)]
 
-    def lost(self, rank: int, reason: str = "") -> None:
-        """Stop waiting for a rank's records: it died or left."""
-        self._absent.add(rank)
-        self._emit({"kind": "rank_lost", "rank": rank, "reason": reason})
-
     def note(self, kind: str, **details: object) -> None:
         """Put an event of somebody else's into the run (`started`, `note`, ...)."""
         self._emit({"kind": kind, **details})
