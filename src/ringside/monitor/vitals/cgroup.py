@@ -47,22 +47,20 @@ class KeptFile:
             self._fd = -1
 
 
-def parse_figures(text: str | None) -> dict[str, float]:
+def parse_figures(text: str | None) -> dict[str, int]:
     """Return lines of `name number` as a dict; whatever is not of that form is left out."""
-    found: dict[str, float] = {}
+    found: dict[str, int] = {}
     for line in (text or "").splitlines():
         words = line.split()
-        if len(words) == 2:
-            number = as_number(words[1])
-            if number is not None:
-                found[words[0]] = number
+        if len(words) == 2 and (number := as_number(words[1])) is not None:
+            found[words[0]] = number
     return found
 
 
-def as_number(text: str) -> float | None:
+def as_number(text: str) -> int | None:
     """Return a whole number in text; None where it is none."""
     try:
-        return float(int(text))
+        return int(text)
     except ValueError:
         return None
 
