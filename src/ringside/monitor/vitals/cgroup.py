@@ -102,10 +102,9 @@ class CpuCgroup:
 
     def memory_pressure(self) -> Path | None:
         """Return the file with the memory pressure of this process's own cgroup, where there is one (v2)."""
-        for version, directory in self._directories(self._text or ""):
-            if version == 2 and (directory / "memory.pressure").exists():
-                return directory / "memory.pressure"
-        return None
+        own = self._directories(self._text or "")
+        files = (directory / "memory.pressure" for version, directory in own if version == 2)
+        return next(filter(Path.exists, files), None)
 
     def close(self) -> None:
         """Give the descriptors back."""
