@@ -167,7 +167,6 @@ class Session:
 
         # What it hands to the monitor's thread: drafts, which on a GPU first wait for the device.
         self._batch: deque[Draft] = deque(maxlen=settings.records_kept)
-        self._batch_lock = threading.Lock()
         self._unreached = UnreachedSteps()
         self._ended = threading.Event()
         self._is_stopped = False
@@ -326,9 +325,7 @@ class Session:
         if self._thread.is_alive():  # it waits for a silent store; what it holds goes with the process
             self.silence.report(max(time.monotonic() - self.silence.since, 0.0))
             if self.rank0 is not None:
-                with self._batch_lock:
-                    drafts = list(self._batch)
-                self.rank0.add([draft.record() for draft in drafts])
+                self.rank0.add([draft.record() for draft in list(self._batch)])
                 Guard("the end of the run").run(self.rank0.close)
         for digests in list(self._digests):
             self.remove_model(digests)
@@ -354,8 +351,7 @@ class Session:
         """Queue a draft for the monitor's thread; where that is far behind, as the record that it comes to."""
         if len(self._batch) >= DRAFTS_KEPT:
             draft.record()
-        with self._batch_lock:
-            self._batch.append(draft)
+        self._batch.append(draft)
 
     # -------------------------------------------------------------------------------------------- the monitor's thread
 
@@ -393,10 +389,7 @@ class Session:
         with self.silence.call():
             if self.rank0 is not None or self.presence.check():
                 # The records of the steps since the last time, with what the kernel knows of that time.
-                with self._batch_lock:
-                    drafts = list(self._batch)
-                    self._batch.clear()
-                if own := [draft.record() for draft in drafts]:
+                if own := [self._batch.popleft().record() for _ in range(len(self._batch))]:
                     self.outbox.send(self._links.add_to(self._vitals.add_to(own)))
                 elif self.is_paused:
                     self._vitals.skip()
