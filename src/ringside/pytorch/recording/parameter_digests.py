@@ -236,14 +236,9 @@ class DigestComparison:
         return dict(zip(others, values, strict=True))
 
     def _lists(self, number: int) -> dict[int, list[int]]:
-        found = {rank: _list_of(number, _lists(raw)) for rank, raw in self._read("lists").items()}
-        found[0] = _list_of(number, self.digests.own()[1])
-        return {rank: digests for rank, digests in sorted(found.items()) if digests is not None}
-
-
-def _list_of(number: int, kept: Sequence[_Kept]) -> list[int] | None:
-    raw = next((raw for of, raw in kept if of == number), None)
-    return None if raw is None else np.frombuffer(raw, np.uint64).tolist()
+        kept = {0: self.digests.own()[1], **{rank: _lists(raw) for rank, raw in self._read("lists").items()}}
+        listed = {rank: dict(lists).get(number) for rank, lists in sorted(kept.items())}
+        return {rank: np.frombuffer(raw, np.uint64).tolist() for rank, raw in listed.items() if raw is not None}
 
 
 def shared_parameters(model: DistributedDataParallel) -> list[tuple[str, torch.Tensor]]:
