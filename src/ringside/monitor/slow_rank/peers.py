@@ -72,7 +72,7 @@ class PeersWatcher:
 
     def undecided(self) -> Undecided:
         """Return who may be slow, with the job's numbers of ranks."""
-        return undecided_of_job([(compared.ranks, compared.undecided()) for compared in self._compared])
+        return undecided_of_job([(compared.ranks, compared.watcher.undecided()) for compared in self._compared])
 
     def _with_evidence(self, verdict: Verdict) -> Verdict:
         more = self._evidence.get(verdict.ranks[0])
@@ -125,12 +125,15 @@ class _Compared:
         ranks: They, ascending.
         job: Number of ranks of the job.
         by_change: They do different work: how each has changed since its first steps is compared.
+
+    Attributes:
+        watcher: Judges them, by their numbers here.
     """
 
     def __init__(self, ranks: Sequence[int], job: int, *, by_change: bool = False) -> None:
         self.ranks = ranks
         self._job, self._by_change = job, by_change
-        self._watcher = SlowRankWatcher(len(ranks))
+        self.watcher = SlowRankWatcher(len(ranks))
         self._skipped = 0
         self._past: list[list[float]] = [[] for _ in ranks]
         self._usual: list[float] = []
@@ -150,16 +153,12 @@ class _Compared:
                 times = {name: seconds and seconds / self._usual[number] for name, seconds in known.items()}
                 record = msgspec.structs.replace(record, **times)
             mine[number] = record if number == rank else msgspec.structs.replace(record, rank=number)
-        return [VerdictEvent(self._of_job(event.verdict), event.ended) for event in self._watcher.update(step, mine)]
+        return [VerdictEvent(self._of_job(event.verdict), event.ended) for event in self.watcher.update(step, mine)]
 
     @property
     def open(self) -> list[Verdict]:
         """The verdicts that are open, with the job's numbers of ranks."""
-        return [self._of_job(verdict) for verdict in self._watcher.open]
-
-    def undecided(self) -> Undecided:
-        """Return who may be slow, by their numbers here."""
-        return self._watcher.undecided()
+        return [self._of_job(verdict) for verdict in self.watcher.open]
 
     def _learn(self, records: Sequence[StepRecord | None]) -> None:
         """Take in one of the first steps; after enough of them it is known how long each rank usually works."""

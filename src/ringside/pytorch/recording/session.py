@@ -401,7 +401,7 @@ class Session:
                     if self._ended.is_set():
                         raise  # rank 0 has left, and its store with it
                     digests.abort(error)
-            records = self.rank0.receive() if self.rank0 is not None else []
+            records = self.rank0.inbox.poll() if self.rank0 is not None else []
         if self.rank0 is not None:
             self.rank0.add(records)
             with self.silence.call():
