@@ -105,10 +105,7 @@ def summarise(
         "schema": SCHEMA,
         "world_size": run_info.world_size,
         "steps": steps,
-        "step_seconds": {
-            "median": step_s,
-            "p95": float(np.quantile(known, 0.95)) if known.size else 0.0,
-        },
+        "step_seconds": {"median": step_s, "p95": float(np.quantile(known, 0.95)) if known.size else 0.0},
         "ranks": _ranks(run_info, table, mesh),
         "verdicts": [msgspec.to_builtins(verdict) for verdict in verdicts],
         "sync": {

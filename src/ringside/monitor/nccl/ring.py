@@ -48,14 +48,7 @@ HEADER = np.dtype(
         ("records", "u4"),
     ]
 )
-COMMUNICATOR = np.dtype(
-    [
-        ("id", "u8"),
-        ("ranks", "i4"),
-        ("rank", "i4"),
-        ("name", "S112"),
-    ]
-)
+COMMUNICATOR = np.dtype([("id", "u8"), ("ranks", "i4"), ("rank", "i4"), ("name", "S112")])
 RECORD = np.dtype(
     [
         ("sequence", "u8"),

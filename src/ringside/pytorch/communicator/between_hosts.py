@@ -185,13 +185,7 @@ class BetweenHosts:
         return wire if isinstance(wire, BlockScaling) and self._options.feeds_back else None
 
     def start_storage(
-        self,
-        flat: Flat,
-        storage: Storage | None,
-        *,
-        scale: float,
-        stamp_ns: int,
-        feedback: ErrorFeedback | None = None,
+        self, flat: Flat, storage: Storage | None, *, scale: float, stamp_ns: int, feedback: ErrorFeedback | None = None
     ) -> PendingAllReduce | None:
         """Start to all-reduce (sum) a gradient bucket on the thread that calls, and return what is waited for.
 

@@ -79,11 +79,7 @@ class Attachment:
     """
 
     def __init__(
-        self,
-        model: DistributedDataParallel,
-        why: str,
-        session: Session | None = None,
-        backward: Followed | None = None,
+        self, model: DistributedDataParallel, why: str, session: Session | None = None, backward: Followed | None = None
     ) -> None:
         self._model = weakref.ref(model)  # whose attachment it is in `_attachments` while it lives
         self._group = model.process_group

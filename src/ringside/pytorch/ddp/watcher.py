@@ -231,9 +231,4 @@ def _broken_off(of_watch: weakref.ref[BackwardWatch], callback: weakref.ref[Any]
 
 
 # Ctrl-C must not break these off, and all ranks with them: it is kept, and raised by `_synchronised`.
-ctrl_c.spares(
-    _on_gradient,
-    BackwardWatch.backward_begins,
-    BackwardWatch._no_work_left,
-    BackwardWatch._synchronised,
-)
+ctrl_c.spares(_on_gradient, BackwardWatch.backward_begins, BackwardWatch._no_work_left, BackwardWatch._synchronised)

@@ -158,8 +158,7 @@ def _all_agree(store: Store, rank: int, size: int, timeout: timedelta) -> bool:
             return False
         if time.monotonic() > deadline:
             raise DeadlineError(
-                f"{timed_out(timeout.total_seconds())}: {name_ranks(absent)} did not make the process group",
-                absent,
+                f"{timed_out(timeout.total_seconds())}: {name_ranks(absent)} did not make the process group", absent
             )
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
