@@ -266,7 +266,7 @@ class JobWatcher:
         events = []
         for rule in self._rules:
             if (verdict := self._open.get(rule.kind)) is not None:
-                self._open[rule.kind] = add_cost(verdict, [current], self._ranks)
+                self._open[rule.kind] = add_cost(verdict, current, self._ranks)
             if not rule.episode.update(step, rule.share(current), current.step_seconds):
                 continue
             if rule.episode.is_open:
@@ -283,8 +283,7 @@ class JobWatcher:
                     evidence=evidence,
                     advice=advice,
                 )
-                cost = cost_since(verdict, episode, step - since + 1, self._ranks)
-                self._open[rule.kind] = msgspec.structs.replace(verdict, cost_rank_seconds=cost)
+                self._open[rule.kind] = with_cost(verdict, episode, self._ranks)
                 events.append(VerdictEvent(self._open[rule.kind], ended=False))
             else:
                 events.append(episode_end(self._open.pop(rule.kind), rule.episode.until_step))
@@ -316,14 +315,16 @@ def lost_seconds(verdict: Verdict, exposed: Floats, data: Floats) -> Floats:
     return exposed
 
 
-def add_cost(verdict: Verdict, steps: Sequence[JobStep], ranks: int) -> Verdict:
-    """Return the verdict with what these steps lost to it added to its price."""
-    return msgspec.structs.replace(verdict, cost_rank_seconds=verdict.cost_rank_seconds + _cost(verdict, steps, ranks))
+def add_cost(verdict: Verdict, step: JobStep, ranks: int) -> Verdict:
+    """Return the verdict with what this step lost to it added to its price."""
+    return msgspec.structs.replace(verdict, cost_rank_seconds=verdict.cost_rank_seconds + _cost(verdict, [step], ranks))
 
 
-def cost_since(verdict: Verdict, kept: Sequence[JobStep], steps: int, ranks: int) -> float:
-    """Return what an episode of some steps cost so far, rank-seconds, from those of them that are remembered."""
-    return _cost(verdict, kept, ranks) * steps / max(len(kept), 1)
+def with_cost(verdict: Verdict, kept: Sequence[JobStep], ranks: int) -> Verdict:
+    """Return the verdict with what its episode cost until it was detected, from the steps of it that are remembered."""
+    steps = verdict.detected_step - verdict.since_step + 1
+    cost = _cost(verdict, kept, ranks) * steps / max(len(kept), 1)
+    return msgspec.structs.replace(verdict, cost_rank_seconds=cost)
 
 
 def reprice(verdict: Verdict, episode: StepTable) -> Verdict:

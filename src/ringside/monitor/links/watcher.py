@@ -17,9 +17,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
-import msgspec
-
-from ringside.monitor.job.watcher import JobStep, add_cost, cost_since, job_step, median_step
+from ringside.monitor.job.watcher import JobStep, add_cost, job_step, median_step, with_cost
 from ringside.monitor.links.sampler import Link, Period, combine_wires, wires_by_link
 from ringside.monitor.run.records import Row, Wire
 from ringside.monitor.verdict import Evidence, Verdict, VerdictEvent, episode_end
@@ -288,7 +286,7 @@ class LinkWatcher:
         self._recent.append(current)
         self._clock_s += current.step_seconds
         for link, verdict in self._open.items():
-            self._open[link] = add_cost(verdict, [current], self._ranks)
+            self._open[link] = add_cost(verdict, current, self._ranks)
         slow: list[SlowLink] = []
         for record in row.values():
             for link, wires in wires_by_link(record).items():
@@ -386,8 +384,7 @@ class LinkWatcher:
             evidence={**evidence, "usual_exposed_seconds": usual},
             advice=HOST_ADVICE if host else ADVICE,
         )
-        cost = cost_since(verdict, episode, step - since + 1, self._ranks)
-        self._open[slow.link] = msgspec.structs.replace(verdict, cost_rank_seconds=cost)
+        self._open[slow.link] = with_cost(verdict, episode, self._ranks)
         return VerdictEvent(self._open[slow.link], ended=False)
 
     def _is_silent(self, link: Link) -> bool:
