@@ -62,11 +62,6 @@ class FakeDevice:
         self.asked += 1
         return mark <= self.done and mark not in self.never
 
-    def seconds(self, earlier: float, later: float) -> float:
-        self._check()
-        assert max(earlier, later) <= self.done, "asked for the time of a mark that is not reached"
-        return later - earlier
-
     def times(self, since: float, marks: Collection[float | None]) -> list[float]:
         return [math.nan if mark is None or not self.reached(mark) else mark - since for mark in marks]
 

@@ -14,6 +14,7 @@ from ringside.monitor.groups import (
     blocked_by_dimension,
     chain,
     describe_chain,
+    describe_place,
     kind_of_work,
     mean_waits,
     place_in_mesh,
@@ -55,7 +56,7 @@ def test_peers_have_the_same_coordinates_but_along_data(names: tuple[str, str]) 
     mesh = Mesh(4, groups(**{data: [[0, 2], [1, 3]], model: [[0, 1], [2, 3]]}))
     assert mesh.peers == [[0, 2], [1, 3]]
     assert mesh.is_known
-    assert mesh.describe(3) == f"{data} 1, {model} 1"
+    assert describe_place(mesh.coordinates[3]) == f"{data} 1, {model} 1"
     assert mesh.peers_of(3) == [1, 3]
 
 
@@ -69,7 +70,7 @@ def test_three_dimensions() -> None:
     mesh = Mesh(8, groups(tp=[[0, 1], [2, 3], [4, 5], [6, 7]], **along))
     assert mesh.peers == [[0, 2], [1, 3], [4, 6], [5, 7]]
     assert mesh.has_stages
-    assert mesh.describe(5) == "pp 1, dp 0, tp 1"
+    assert describe_place(mesh.coordinates[5]) == "pp 1, dp 0, tp 1"
 
 
 def test_without_replicas_the_tensor_ranks_of_a_stage_are_peers() -> None:
@@ -85,7 +86,7 @@ def test_a_pipeline_alone_has_no_peers() -> None:
         mesh = Mesh(3, {"0": world})
         assert mesh.has_stages
         assert mesh.peers == [[0], [1], [2]]
-        assert mesh.describe(2) == "pp 2"
+        assert describe_place(mesh.coordinates[2]) == "pp 2"
     assert Mesh(4, groups(pp=[[0, 1], [2, 3]])).peers == [[0], [1], [2], [3]]
 
 

@@ -367,8 +367,6 @@ def test_what_a_collector_makes_of_records_that_come_late_twice_or_never(kept: K
             if begin % 77 == 0:
                 told.append([seed, begin, collector.steps, collector.newest, collector.late, seen.states(3)])
                 told.append(_figures(tally))
-        if seed % 2:
-            collector.lost(1, "killed")
         told.append([collector.close(), collector.steps, collector.absurd, seen.states(3)])
         tally.add([], collector)
         told.append(_figures(tally))
@@ -702,13 +700,14 @@ def test_when_ranks_are_known_to_pause(kept: Kept) -> None:
         factor = pick(random, 1.4, 1.5, 1.6, 2.0, 3.0, 6.0, 3.0)
         own[np.arange(30, 30 + lasts, every), job, job % ranks] *= factor
         own[random.random(steps) < pick(random, 0.0, 0.01), job, (job + 1) % ranks] *= factor
-    pauses = Pauses(jobs, ranks)
+    pauses = [Pauses(ranks) for _ in range(jobs)]
     busy = np.zeros((jobs, ranks), dtype=bool)
     for step in range(steps):
         busy[0, 0] = 200 <= step < 300
-        opened, closed = pauses.update(own[step], busy)
+        changes = [pauses[job].update(own[step, job], busy[job]) for job in range(jobs)]
+        opened, closed = map(np.array, zip(*changes, strict=True))
         for job, rank in np.argwhere(opened).tolist():
-            rhythm = pauses.rhythm[job, rank]
+            rhythm = pauses[job].rhythm[rank]
             verdict = judge_pauses(rank, rhythm, ranks, since_step=rhythm.first - 1, detected_step=step)
             meter = PauseMeter(verdict)
             meter.add(own[step : step + 40, job])
@@ -716,5 +715,5 @@ def test_when_ranks_are_known_to_pause(kept: Kept) -> None:
             told.append(
                 [step, "opened", job, rank, rhythm, *_short(verdict)[4:-1], *_short(again)[4:-1], meter.rank_seconds]
             )
-        told += [[step, "closed", job, rank, pauses.last[job, rank]] for job, rank in np.argwhere(closed).tolist()]
+        told += [[step, "closed", job, rank, pauses[job].last[rank]] for job, rank in np.argwhere(closed).tolist()]
     kept("pauses", told)

@@ -121,14 +121,6 @@ def test_of_many_ranks_fewer_steps_are_awaited_so_that_what_is_kept_stays_bounde
     assert collector.newest == 99 - PENDING_RECORDS // 1_024
 
 
-def test_a_rank_that_is_known_to_be_lost_is_not_waited_for_at_all(make_own: Make, make_records: Records) -> None:
-    collector = StepCollector(3)
-    assert collector.lost(2, "killed") is None
-    records = make_records(make_own(5, 3))
-    collector.add(record for record in records if record.rank < 2)
-    assert collector.steps == 5
-
-
 def test_a_late_record_is_kept_and_not_analysed(tmp_path: Path, make_info: Callable[..., RunInfo]) -> None:
     writer = RunWriter(tmp_path, make_info(2))
     collector = StepCollector(2, writer)

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from ringside.monitor.run.directory import RunWriter
-from ringside.monitor.run.records import NOTES_KEPT, SCHEMA, RunInfo, StepRecord, read_revised, revisions
+from ringside.monitor.run.records import NOTES_KEPT, SCHEMA, RunInfo, StepRecord, revisions
 from ringside.monitor.summary import finish_run
 from ringside.view.export.markdown import render_markdown
 from ringside.view.html.run_report import render_report
@@ -40,8 +40,7 @@ WORDS = (
 
 
 def words(**changes: Any) -> str:
-    revised = read_revised({**EVENT, **changes})
-    assert revised is not None
+    (revised,) = revisions([{**EVENT, **changes}])
     return revised.describe()
 
 
@@ -65,7 +64,7 @@ def test_a_slow_link_is_named_and_without_one_the_reason_is() -> None:
     ],
 )
 def test_what_is_no_revision_or_says_nothing_is_passed_over(damage: dict[str, Any]) -> None:
-    assert read_revised({**EVENT, **damage}) is None
+    assert revisions([{**EVENT, **damage}]) == []
 
 
 def test_only_the_newest_are_kept() -> None:

@@ -10,8 +10,8 @@ from tests.support.waiting import Clock
 
 from ringside.monitor.device_marks import DeviceEvents
 from ringside.monitor.run.records import Group, GroupUse
-from ringside.monitor.step_clock import Draft, GroupSums, StepClock
-from ringside.monitor.wait_meter import FEWEST, Issued, WaitMeter, WatchedGroup
+from ringside.monitor.step_clock import Draft, StepClock
+from ringside.monitor.wait_meter import FEWEST, GroupSums, Issued, WaitMeter, WatchedGroup
 
 from .device import FakeDevice
 
@@ -41,7 +41,7 @@ class Rank:
         return issued
 
     def step(self) -> GroupSums:
-        return self.meter.take().work_out()
+        return self.meter.end_step()()
 
 
 def test_a_step_is_added_up_by_group_and_peer() -> None:
@@ -264,9 +264,9 @@ class DeviceRank(Rank):
         return issued
 
     def step(self) -> GroupSums:
-        taken = self.meter.take()
+        taken = self.meter.end_step()
         self.device.catch_up()
-        return taken.work_out()
+        return taken()
 
 
 def test_a_wait_on_a_device_is_read_when_it_is_over() -> None:

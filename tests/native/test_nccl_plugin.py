@@ -27,9 +27,11 @@ from ringside.monitor.nccl.ring import (
     HEADER,
     HEADER_BYTES,
     MAGIC,
+    MESSAGE,
     MOST_CLOSED,
     PREFIX,
     PROXY,
+    STARTED,
     TAIL,
     Communicator,
     Ring,
@@ -51,7 +53,7 @@ def ring_in(folder: Path) -> Ring:
 
 
 def joined(ring: Ring) -> Joined:
-    return Calls().add(ring.take(), time.monotonic_ns(), is_last=True)
+    return Calls().add(ring.drain(), time.monotonic_ns(), is_last=True)
 
 
 def named(ring: Ring, number: int) -> Communicator:
@@ -67,7 +69,6 @@ def read_calls(ring: Ring, calls: np.ndarray) -> dict[tuple[int, str, int], tupl
             int(call["ended_gpu_ns"]),
         )
         for call in calls
-        if not call["is_message"]
     }
 
 
@@ -77,13 +78,14 @@ def test_what_is_played_is_what_is_read(version: int, library: Path, tmp_path: P
     """Calls that overlap and end out of order or never, on four threads with a communicator each."""
     told = play(library, tmp_path, "threads", version, 100)
     ring = ring_in(tmp_path)
-    calls, waits = joined(ring)
+    records = ring.drain()
+    calls, waits = Calls().add(records, time.monotonic_ns(), is_last=True)
     assert ring.interface == version
     assert (ring.dropped, ring.torn) == (0, 0)
     assert read_calls(ring, calls) == played_calls(told)
     communicators = sorted((one.id, one.ranks, one.rank, one.name) for one in (named(ring, at) for at in range(4)))
     assert communicators == sorted((int(w[1]), int(w[2]), int(w[3]), "dp") for w in told if w[0] == "comm")
-    assert np.count_nonzero(calls["is_message"]) == 100
+    assert np.count_nonzero((records["kind"] == MESSAGE) & (records["what"] == STARTED)) == 100
     assert calls["is_captured"].sum() == (80 if version > 4 else 0)  # version 4 does not tell
     own = waits[waits["communicator"] != UNKNOWN]
     assert set(own["communicator"]) == set(range(4))
@@ -93,7 +95,7 @@ def test_what_is_played_is_what_is_read(version: int, library: Path, tmp_path: P
 
 def test_what_proxies_do_for_other_processes_is_not_taken_for_ones_own(library: Path, tmp_path: Path) -> None:
     play(library, tmp_path, "play", 6, 10)
-    records = ring_in(tmp_path).take()
+    records = ring_in(tmp_path).drain()
     foreign = records[(records["kind"] == PROXY) & (records["flags"] & FOREIGN != 0)]
     assert len(foreign) == 10
     assert set(foreign["communicator"]) == {UNKNOWN}
@@ -128,7 +130,7 @@ class Follower:
                 self._ring = ring_in(self._folder)
             except (ValueError, RingsideError):  # it is not there yet
                 return None
-        calls, waits = self._calls.add(self._ring.take(), time.monotonic_ns(), is_last=is_last)
+        calls, waits = self._calls.add(self._ring.drain(), time.monotonic_ns(), is_last=is_last)
         self.calls |= read_calls(self._ring, calls)
         own = waits[(waits["communicator"] != UNKNOWN) & (waits["peer"] != 0)]
         self.late += [(named(self._ring, row["communicator"]).id, int(row["peer"])) for row in own]
@@ -174,7 +176,7 @@ def test_there_is_room_for_so_many_communicators_at_a_time(version: int, library
 def test_a_reader_forgets_communicators_that_were_closed_long_ago(library: Path, tmp_path: Path) -> None:
     play(library, tmp_path, "mask", 6)
     ring = ring_in(tmp_path)
-    ring.take()
+    ring.drain()
     memory = np.memmap(ring.path, np.uint8)
     made_ever = memory[: HEADER.itemsize].view(HEADER)["communicators"]
     made = memory[HEADER_BYTES : HEADER_BYTES + COMMUNICATORS * COMMUNICATOR.itemsize].view(COMMUNICATOR)["made"]
@@ -183,7 +185,7 @@ def test_a_reader_forgets_communicators_that_were_closed_long_ago(library: Path,
         made[:] = turn * COMMUNICATORS + 1 + np.arange(COMMUNICATORS)
         made_ever += COMMUNICATORS
         assert ring.filled_ratio == 1.0
-        ring.take()
+        ring.drain()
         assert ring.filled_ratio == 0.0
     known = [ring.communicator(number) is not None for number in (0, 2 * COMMUNICATORS - 1, 2 * COMMUNICATORS)]
     assert known == [False, False, True]
@@ -196,11 +198,11 @@ def test_a_communicator_that_is_just_being_made_is_read_later(library: Path, tmp
     memory = np.memmap(ring.path, np.uint8)
     made = memory[HEADER_BYTES : HEADER_BYTES + COMMUNICATORS * COMMUNICATOR.itemsize].view(COMMUNICATOR)["made"]
     made[0] = 0
-    ring.take()
+    ring.drain()
     assert ring.communicator(0) is None
     made[0] = 1 + COMMUNICATORS
     memory[: HEADER.itemsize].view(HEADER)["communicators"] += 1
-    ring.take()
+    ring.drain()
     assert named(ring, COMMUNICATORS).id == 1
 
 
@@ -208,7 +210,7 @@ def test_a_forked_child_has_a_ring_of_its_own(library: Path, tmp_path: Path) -> 
     play(library, tmp_path, "forked", 5, 20)
     rings = [Ring(path) for path in tmp_path.glob(f"{PREFIX}*")]
     for ring in rings:
-        ring.take()
+        ring.drain()
     known = [ring.communicator(number) for ring in rings for number in range(2)]
     assert sorted(one.id for one in known if one is not None) == [1, 2, 3]
 
@@ -220,14 +222,14 @@ def test_a_killed_process_leaves_its_ring_readable(version: int, library: Path, 
     assert not ring.is_alive()
     calls, _ = joined(ring)
     assert len(calls) > 50
-    assert len(ring.take()) == 0
+    assert len(ring.drain()) == 0
 
 
 def test_a_full_ring_drops_what_is_new_and_counts_it(library: Path, tmp_path: Path) -> None:
     play(library, tmp_path, "full", 6)
     ring = ring_in(tmp_path)
     assert ring.dropped == 11
-    records = ring.take()
+    records = ring.drain()
     assert len(records) == 32 * 1024
     calls = Calls().add(records, time.monotonic_ns(), is_last=True).calls
     assert (calls["arrived_gpu_ns"][0], calls["ended_gpu_ns"][0]) == (5, 0)  # its end is not known
@@ -238,13 +240,13 @@ def test_a_record_that_was_never_finished_is_left_out(library: Path, tmp_path: P
     ring = ring_in(tmp_path)
     words = np.memmap(ring.path, np.uint64)
     words[HEAD] += 1
-    records = ring.take()
+    records = ring.drain()
     assert len(records) == words[HEAD] - 1
     assert ring.torn == 1
     assert words[TAIL] == words[HEAD]
     words[HEAD] += 10**9
     with pytest.raises(RingsideError, match="damaged"):
-        ring.take()
+        ring.drain()
 
 
 def test_of_a_living_process_only_what_is_whole_is_taken(library: Path, tmp_path: Path) -> None:
@@ -254,7 +256,7 @@ def test_of_a_living_process_only_what_is_whole_is_taken(library: Path, tmp_path
     header[1], np.memmap(path, np.int32)[6] = start_time(os.getpid()), os.getpid()
     header[HEAD] += 1
     ring = Ring(path)
-    assert len(ring.take()) == header[HEAD] - 1
+    assert len(ring.drain()) == header[HEAD] - 1
     assert (header[TAIL], ring.torn) == (header[HEAD] - 1, 0)
 
 

@@ -110,8 +110,8 @@ def test_what_is_decided_is_begun_before_the_one_before_it_is_finished() -> None
 
 
 def test_a_run_is_told_what_buckets_go_by_once_it_stays_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[str, ...]] = []
-    session = SimpleNamespace(size=4, gradients_carried=lambda *words: told.append(words))
+    told: list[Any] = []
+    session = SimpleNamespace(size=4, put_event=lambda *event: told.append(event))
     monkeypatch.setattr(sessions, "current", lambda: session)
     recorded: Any = Recorded(set())
     recorded.rank_map = SimpleNamespace(size=4)
@@ -128,7 +128,7 @@ def test_a_run_is_told_what_buckets_go_by_once_it_stays_the_same(monkeypatch: py
         go(name, STEADY - 1)
     assert told == []
     go("ring", 2 * STEADY)
-    assert told == [("hosts/ring", "float32")]
+    assert told == [("carried", {"algorithm": "hosts/ring", "wire_dtype": "float32"})]
     go("tree", STEADY - 1)
     go("ring", STEADY)  # as before
     assert len(told) == 1

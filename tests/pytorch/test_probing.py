@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -176,9 +177,10 @@ def test_a_session_of_the_same_ranks_records_a_revision_whose_links_are_named_by
 
     class Session:
         size = 4
+        clock = SimpleNamespace(step=7)
 
-        def algorithm_changed(self, fields: dict[str, Any]) -> None:
-            told.append(fields)
+        def put_event(self, kind: str, fields: dict[str, Any]) -> None:
+            told.append({"kind": kind, **fields})
 
     record_algorithm_change(ROSTER, REVISED)  # there is none
     monkeypatch.setattr(sessions, "current", Session)
@@ -187,6 +189,7 @@ def test_a_session_of_the_same_ranks_records_a_revision_whose_links_are_named_by
     record_algorithm_change(ROSTER, REVISED)
     assert told == [
         {
+            "kind": "revised", "step": 7,
             "size_bytes": 4096, "before": "ring", "after": "tree", "others_changed": True, "reason": "slow",
             "links": [
                 {"ranks": [0, 2], "hosts": ["node-0", "node-1"], "bytes_per_s": 1e6, "usual_bytes_per_s": 9e6},

@@ -74,8 +74,8 @@ def tells(port: int, run: str) -> list[Any]:
         step(session)
         session.event("note", text="of the script")
         session.event("ended", text="not the script's to say")
-        session.algorithm_changed({"after": "ring"})
-        session.gradient_memory(2, {"shared": 8})
+        session.put_event("revised", {"step": session.clock.step, "after": "ring"})
+        session.put_event("gradient_memory", {"model": 2, "shared": 8})
         found = [aside, session.is_paused, session.clock.step, session.verdicts, session.path is not None]
         same = sessions.begin(None, "ringside") is session
         session.end()

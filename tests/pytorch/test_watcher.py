@@ -286,7 +286,7 @@ def test_in_a_watched_group_the_buckets_are_the_groups(alone: None) -> None:
     assert (events.times[0].payload_bytes, events.times[0].collectives) == (0, 0)
     assert earlier is not None
     assert not earlier.is_waited_for
-    (use,) = meter.take().work_out().uses
+    (use,) = meter.end_step()().uses
     assert (use.count, use.size_bytes) == (2, 108)
     assert use.blocked_seconds > 0
     assert watch.counters["gloo"] >= 1

@@ -53,6 +53,7 @@ import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -171,20 +172,11 @@ def demonstrate(args: argparse.Namespace) -> tuple[int, Path, dict[str, Any] | N
     Returns:
         The exit status, the run directory, and what is printed as JSON; None where the run has no summary.
     """
-    kind = KINDS.get(args.inject or "slow")
-    is_link = _is_link(args.inject)
-    least = demo_link.HOSTS if is_link else 2
+    # 1. What is to go wrong, and what is trained.
+    least = demo_link.HOSTS if _is_link(args.inject) else 2
     ranks = max(usable_cores(), least) if args.nproc_per_node is None else args.nproc_per_node
-    if ranks < 1:
-        raise UsageError(f"a demo needs at least 1 rank, not {ranks}; a straggler needs 2")
-    if ranks < 2 or args.steps < 1:
-        raise UsageError("the demo takes at least 2 ranks (-n) and 1 step (--steps)")
     seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
-    fault = parse_fault(args.inject, ranks) if kind is None else draw(seed, ranks, args.steps, kind)
-    if isinstance(fault, Quota) and (why := quota.unavailable()):
-        raise UnsupportedError(why)
-    if isinstance(fault, Link) and (why := Lab.unavailable()):
-        raise UnsupportedError(why)
+    fault = choose_fault(args, ranks, seed)
     sources(args.corpus)
     path, warning = choose_directory(args.run_dir, "demo")
     display = LiveDisplay(quiet=args.quiet)
@@ -193,16 +185,12 @@ def demonstrate(args: argparse.Namespace) -> tuple[int, Path, dict[str, Any] | N
         display.print(f"ringside demo: {warning}")
     log = _Log(path)
     variables = {**environment(path), "OMP_NUM_THREADS": str(max(usable_cores() // ranks, 1)), "RINGSIDE": ""}
-    more = [f"--inject={fault or 'none'}"]
-    if not (args.no_comparison or is_link):
-        more.append(f"--compare={BLOCKS}")
-    if kind is Slow:
-        more.append(f"--calibrate-to={SIZE}")
-        if not args.quiet:
-            display.print("First a copy of the model is trained: how much more work makes a rank so much slower?")
-    if is_link:  # hosts share this machine's cores, and a step is to wait for links
-        args = argparse.Namespace(**{**vars(args), "size": "light"})
-    command = demo_kill.training_command(args, ranks, seed, "-m", "ringside.demo.train", f"--steps={args.steps}", *more)
+    is_calibrated = KINDS.get(args.inject or "slow") is Slow
+    if is_calibrated and not args.quiet:
+        display.print("First a copy of the model is trained: how much more work makes a rank so much slower?")
+    command = _training_command(args, ranks, seed, fault, is_calibrated)
+
+    # 2. The training, followed as it goes.
     began: list[int] = []
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(stop_requests())
@@ -217,11 +205,11 @@ def demonstrate(args: argparse.Namespace) -> tuple[int, Path, dict[str, Any] | N
         status = follow_run(launch, path, stop, _ending_hangs(launch, fault, shown))
     if isinstance(fault, Quota):
         quota.remove_leftovers()
-    if isinstance(fault, Link) and began:
-        fault = replace(fault, from_step=began[0])
+
+    # 3. Its end: there may be nothing to show.
     extra: dict[str, Any] = {"comparison": show.run.comparison or None}
     if not stop.signum:
-        fault = as_fixed(fault, path)
+        fault = as_fixed(fault, path, began)
         extra["injected"] = injected(fault)
     concluded = conclude_run(path, [] if stop.signum else launch.deaths, extra)
     if stop.signum:
@@ -234,7 +222,8 @@ def demonstrate(args: argparse.Namespace) -> tuple[int, Path, dict[str, Any] | N
     if concluded is None or (status and not launch.deaths):
         raise RingsideError(f"the training failed with exit status {status}:\n{log.tail()}")
     summary, verdicts = concluded
-    # What happened, and whether it is what was injected.
+
+    # 4. What happened, and whether it is what was injected.
     reached = bool(began) if isinstance(fault, Link) else has_begun(fault, verdicts, summary["steps"])
     right, outcome = reveal(fault, verdicts, reached)
     console = open_console(stderr=args.json)
@@ -244,11 +233,10 @@ def demonstrate(args: argparse.Namespace) -> tuple[int, Path, dict[str, Any] | N
     found = facts(fault, verdicts, tabulate(RunReader(path).iterate(), summary["world_size"]))
     for line in facts_lines(found):
         console.print(line, soft_wrap=True, markup=False)
-    if kind is Slow and isinstance(fault, Slow) and is_at_bound(fault.factor, SIZE):
+    if is_calibrated and isinstance(fault, Slow) and is_at_bound(fault.factor, SIZE):
         bound = f"the factor {fault.factor:.2f} is as far as it goes, so {percent(SIZE)} may be missed"
         console.print(f"  By the calibration {bound}.", soft_wrap=True)
-    loss = summary.get("loss")
-    if loss:
+    if loss := summary.get("loss"):
         console.print(f"Loss {loss['first']:.2f} → {loss['last']:.2f} nats per byte in {summary['steps']} steps.")
     for line in comparison_lines(summary.get("comparison") or {}):
         console.print(line, soft_wrap=True)
@@ -259,8 +247,44 @@ def demonstrate(args: argparse.Namespace) -> tuple[int, Path, dict[str, Any] | N
     return int(not right), path, {**summary, "run_dir": str(path), "reveal": found}
 
 
-def as_fixed(fault: Fault | None, path: Path) -> Fault | None:
-    """Return a fault with the factor that its calibration came to, if there was one."""
+def choose_fault(args: argparse.Namespace, ranks: int, seed: int) -> Fault | None:
+    """Return the fault that is asked for, or one drawn at random; None: none is injected.
+
+    Raises:
+        UsageError: There is none like that, or there are too few ranks or steps.
+        UnsupportedError: It cannot be injected on this machine.
+    """
+    if ranks < 1:
+        raise UsageError(f"a demo needs at least 1 rank, not {ranks}; a straggler needs 2")
+    if ranks < 2 or args.steps < 1:
+        raise UsageError("the demo takes at least 2 ranks (-n) and 1 step (--steps)")
+    kind = KINDS.get(args.inject or "slow")
+    fault = parse_fault(args.inject, ranks) if kind is None else draw(seed, ranks, args.steps, kind)
+    if isinstance(fault, Quota) and (why := quota.unavailable()):
+        raise UnsupportedError(why)
+    if isinstance(fault, Link) and (why := Lab.unavailable()):
+        raise UnsupportedError(why)
+    return fault
+
+
+def _training_command(
+    args: argparse.Namespace, ranks: int, seed: int, fault: Fault | None, is_calibrated: bool
+) -> list[str]:
+    """Return the arguments for torchrun."""
+    more = [f"--steps={args.steps}", f"--inject={fault or 'none'}"]
+    if isinstance(fault, Link):  # hosts share this machine's cores, and a step is to wait for links
+        args = argparse.Namespace(**{**vars(args), "size": "light"})
+    elif not args.no_comparison:
+        more.append(f"--compare={BLOCKS}")
+    if is_calibrated:
+        more.append(f"--calibrate-to={SIZE}")
+    return demo_kill.training_command(args, ranks, seed, "-m", "ringside.demo.train", *more)
+
+
+def as_fixed(fault: Fault | None, path: Path, began: Sequence[int]) -> Fault | None:
+    """Return a fault with the factor that its calibration came to, or the step at which a link became slow."""
+    if isinstance(fault, Link) and began:
+        return replace(fault, from_step=began[0])
     with contextlib.suppress(RingsideError):  # nothing was recorded
         for event in RunReader(path).poll_events():
             if event["kind"] == "calibrated" and isinstance(fault, Slow):

@@ -8,36 +8,25 @@ its host and its GPU.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.monitor.run.table import (
-    StepTable,
-    VitalsTable,
-    asleep_share,
-    fault_rate,
-    fault_share,
-    held_share,
-    stalled_share,
-    stolen_share,
-    throttled_share,
-    waited_share,
-)
+from ringside.monitor.run.table import StepTable, VitalsTable
 from ringside.monitor.slow_rank.pauses import WRITING_EVIDENCE, find_pauses, is_of_pauses
 from ringside.monitor.slow_rank.window_test import WARM_UP
-from ringside.monitor.stats import Floats, known_median, log_excess, share_of
-from ringside.monitor.verdict import Verdict
+from ringside.monitor.stats import Floats, known_median, log_excess, rank_medians, share_of
+from ringside.monitor.verdict import Evidence, Verdict
+from ringside.monitor.vitals import shares
 from ringside.monitor.vitals.gpu import CAPPED, HOT, IDLE, SET, name_reasons
 from ringside.text import duration, percent, size
 
 # -------------------------------------------------------------------------------------------------
 # The verdict with its cause.
 
-PHASES = ("data", "forward", "backward", "compute", "optimizer")
 PHASE_WORDS = {
     "data": "fetching its input",
     "forward": "its forward pass",
@@ -45,6 +34,7 @@ PHASE_WORDS = {
     "compute": "its forward and backward passes",
     "optimizer": "its optimizer update",
 }
+PHASES = tuple(PHASE_WORDS)
 DOMINANT = 0.6
 """A phase that holds this share of the excess is named; for the input, the verdict changes its kind."""
 
@@ -93,11 +83,11 @@ def explain_verdict(verdict: Verdict, episode: StepTable, before: StepTable) -> 
     signs = _find_signs(comparison)
     if total > 0 and grown == "data" and extra["data"] >= DOMINANT * total:
         loading = [sign for sign in signs if sign.advice != SLEEP_ADVICE]  # a rank that waits for its input sleeps
-        return _with_signs(verdict, evidence, found, loading, kind="input_bound", advice=INPUT_ADVICE)
+        return _with(verdict, evidence, found, loading, kind="input_bound", advice=INPUT_ADVICE)
     if total > 0 and extra[grown] < DOMINANT * total:
         found = ["all of its phases take longer"]
     if signs:
-        return _with_signs(verdict, evidence, found, signs)
+        return _with(verdict, evidence, found, signs)
 
     # Nothing is known to hold it up: whether it had a CPU with its share before, or else with the others'. A share of
     # the *step* is robust: a rank that spins while it waits and one that sleeps both look busier, never idler, once
@@ -108,7 +98,7 @@ def explain_verdict(verdict: Verdict, episode: StepTable, before: StepTable) -> 
     if now <= 0 or usual <= 0:
         return _with(verdict, evidence, found)
     numbers = {**evidence, "cpu_share_ratio": now, "usual_cpu_share_ratio": usual}
-    no_cpu = [comparison.read(share).now for share in (waited_share, throttled_share)]
+    no_cpu = [comparison.read(share).now for share in (shares.waited, shares.throttled)]
     waited = float(np.nansum(no_cpu)) if np.isfinite(no_cpu).any() else math.nan
     if now < usual * (1.0 - 0.5 * comparison.lost):
         why = DESCHEDULED if math.isnan(waited) else UNEXPLAINED
@@ -161,22 +151,16 @@ def _explain_pauses(verdict: Verdict, episode: StepTable) -> Verdict:
     )
 
 
-def _with_signs(
-    verdict: Verdict, evidence: dict[str, float], found: list[str], signs: list[ProbableCause], **changes: str
+def _with(
+    verdict: Verdict, numbers: dict[str, float], found: list[str], signs: Sequence[ProbableCause] = (), **changes: str
 ) -> Verdict:
     """Name the strongest sign first, with its advice; the numbers of all of them are evidence."""
-    numbers: dict[str, float | int | str] = dict(evidence)
+    evidence = {name: value for name, value in verdict.evidence.items() if name not in SIGN_EVIDENCE} | numbers
     for sign in signs:
-        numbers |= sign.evidence
-    strongest = [sign.words for sign in signs[:1]]
-    advice = {"advice": signs[0].advice} if signs else {}
-    return _with(verdict, numbers, [*strongest, *found], **{**changes, **advice})
-
-
-def _with(verdict: Verdict, evidence: Mapping[str, float | int | str], found: list[str], **changes: str) -> Verdict:
-    cause = "; ".join(found) or verdict.cause
-    kept = {name: value for name, value in verdict.evidence.items() if name not in SIGN_EVIDENCE}
-    return msgspec.structs.replace(verdict, cause=cause, evidence={**kept, **evidence}, **changes)
+        evidence |= sign.evidence
+    for strongest in signs[:1]:
+        found, changes = [strongest.words, *found], {**changes, "advice": strongest.advice}
+    return msgspec.structs.replace(verdict, cause="; ".join(found) or verdict.cause, evidence=evidence, **changes)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -284,9 +268,7 @@ def _compare_rank(rank: int, excess_ratio: float, episode: StepTable, before: St
         episode: The records since it became slow.
         before: The records before.
     """
-    excess = log_excess(episode["own_seconds"])
-    typical = np.array([known_median(excess[:, other]) for other in range(episode.ranks)])
-    healthy = typical < HEALTHY * np.log1p(max(excess_ratio, 0.0))
+    healthy = rank_medians(log_excess(episode["own_seconds"])) < HEALTHY * np.log1p(max(excess_ratio, 0.0))
     healthy[rank] = False
     return RankComparison(
         rank=rank,
@@ -294,7 +276,7 @@ def _compare_rank(rank: int, excess_ratio: float, episode: StepTable, before: St
         healthy=healthy,
         episode=episode.vitals,
         past=before.vitals.between(WARM_UP),
-        own_seconds=np.array([known_median(episode["own_seconds"][:, other]) for other in range(episode.ranks)]),
+        own_seconds=rank_medians(episode["own_seconds"]),
         synced=_synced(episode),
         synced_before=_synced(before),
     )
@@ -343,7 +325,7 @@ class ProbableCause(NamedTuple):
     share: float
     words: str
     advice: str
-    evidence: dict[str, float | int | str]
+    evidence: Evidence
 
 
 def _slow_clock(comparison: RankComparison) -> ProbableCause | None:
@@ -365,9 +347,7 @@ def _slow_clock(comparison: RankComparison) -> ProbableCause | None:
     numbers = {name: comparison.level(name) for name in CLOCK_NUMBERS}
     numbers["others_gpu_clock_mhz"] = comparison.others("gpu_clock_mhz")
     numbers = {name: value for name, value in numbers.items() if value > 0}
-    evidence: dict[str, float | int | str] = dict(numbers)
-    if reasons:
-        evidence["gpu_clock_reasons"] = ", ".join(reasons)
+    named = {"gpu_clock_reasons": ", ".join(reasons)} if reasons else {}
 
     most = f" of {numbers['gpu_max_clock_mhz']:,.0f}" if "gpu_max_clock_mhz" in numbers else ""
     beside = f" (the others' {numbers['others_gpu_clock_mhz']:,.0f})" if "others_gpu_clock_mhz" in numbers else ""
@@ -378,7 +358,7 @@ def _slow_clock(comparison: RankComparison) -> ProbableCause | None:
         share=max(1.0 - float(now[rank]) / max(min(known), 1e-9), 0.0),
         words=f"GPU clock {numbers.get('gpu_clock_mhz', 0.0):,.0f}{most} MHz{beside}{why}{heat}",
         advice=next((advice for mask, advice in ADVICE.items() if bits & mask), OTHER_ADVICE),
-        evidence=evidence,
+        evidence={**numbers, **named},
     )
 
 
@@ -450,22 +430,22 @@ def _find_signs(comparison: RankComparison) -> list[ProbableCause]:
     That it slept is reported only where nothing else is known of it: it is what all kinds of waiting look like.
     """
     lost = comparison.lost
-    no_cpu = ((comparison.read(throttled_share), _throttled), (comparison.read(waited_share), _waited))
+    no_cpu = ((comparison.read(shares.throttled), _throttled), (comparison.read(shares.waited), _waited))
     found = [describe(comparison, share) for share, describe in no_cpu if share.explains(lost)]
-    stolen = comparison.read(stolen_share)
+    stolen = comparison.read(shares.stolen)
     if stolen.explains(lost):
         words = f"steal {percent(stolen.now)}: the hypervisor gave its CPUs to others"
         found.append(ProbableCause(stolen.saved, words, STEAL_ADVICE, _evidence("steal", stolen)))
     if (faults := _faults(comparison)) is not None:
         found.append(faults)
-    stalled = comparison.read(stalled_share)
+    stalled = comparison.read(shares.stalled)
     if stalled.explains(lost):
         words = f"memory is short: work stalled for {percent(stalled.now)} of the time (memory.pressure)"
         found.append(ProbableCause(stalled.saved, words, MEMORY_ADVICE, _evidence("memory_stalled", stalled)))
     if (clock := _slow_clock(comparison)) is not None and clock.share >= max(EXPLAINS * lost, LEAST):
         found.append(clock)
     # A quota and other processes, neither of which alone would explain it, are one cause, with the stronger's advice.
-    are_one = not found and comparison.read(held_share).explains(lost)
+    are_one = not found and comparison.read(shares.held).explains(lost)
     if are_one:
         found = [describe(comparison, share) for share, describe in no_cpu if share.more >= LEAST]
     found.sort(key=lambda sign: -sign.share)
@@ -473,7 +453,7 @@ def _find_signs(comparison: RankComparison) -> list[ProbableCause]:
         found[0] = found[0]._replace(words="; ".join(sign.words for sign in found))
     if found:
         return found
-    asleep = comparison.read(asleep_share)
+    asleep = comparison.read(shares.asleep)
     # A rank with a GPU sleeps while it waits for that: it means nothing.
     if np.isfinite(comparison.level("gpu_clock_mhz")) or not asleep.explains(lost):
         return []
@@ -501,11 +481,11 @@ def _waited(comparison: RankComparison, share: Measurement) -> ProbableCause:
 
 
 def _faults(comparison: RankComparison) -> ProbableCause | None:
-    rates = comparison.read(fault_rate)
+    rates = comparison.read(shares.fault_rate)
     if rates.more < max(FAULTS_PER_SECOND, rates.now * (1.0 - 1.0 / FAULTS_RATIO)):
         return None
     # What the pages took at least, or else that it slept meanwhile: a slow disk takes longer.
-    known, asleep = comparison.read(fault_share), comparison.read(asleep_share)
+    known, asleep = comparison.read(shares.faults), comparison.read(shares.asleep)
     share = max(sign.saved if sign.explains(comparison.lost) else 0.0 for sign in (known, asleep))
     if not share:
         return None
@@ -514,14 +494,14 @@ def _faults(comparison: RankComparison) -> ProbableCause | None:
     faults, swaps = (np.nansum(comparison.episode[name][rows]) for name in ("major_faults", "swapped_in_pages"))
     swapping = swaps > 0.5 * faults
     words = f"{per_step:,.3g} major page faults per step: " + ("swapping" if swapping else "pages are read from a disk")
-    evidence: dict[str, float | int | str] = {"major_faults_per_step": per_step}
+    evidence: Evidence = {"major_faults_per_step": per_step}
     if np.isfinite(rates.others):
         others_own_seconds = known_median(comparison.own_seconds[comparison.healthy])
         evidence["others_major_faults_per_step"] = rates.others * others_own_seconds
     return ProbableCause(share, words, SWAP_ADVICE if swapping else FAULT_ADVICE, evidence)
 
 
-def _evidence(name: str, share: Measurement) -> dict[str, float | int | str]:
+def _evidence(name: str, share: Measurement) -> Evidence:
     known = {f"{name}_ratio": share.now, f"usual_{name}_ratio": share.usual, f"others_{name}_ratio": share.others}
     return {key: value for key, value in known.items() if np.isfinite(value)}
 

@@ -7,7 +7,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -125,11 +124,6 @@ class StepCollector:
             self._pending.setdefault(record.step, {}).setdefault(record.rank, record)
             self._highest = max(self._highest, record.step)
         return [*learnt, *self._complete(done, everything=False)]
-
-    def lost(self, rank: int, reason: str = "") -> None:
-        """Stop waiting for a rank's records: it died or left."""
-        self._absent.add(rank)
-        self._emit({"kind": "rank_lost", "rank": rank, "reason": reason})
 
     def note(self, kind: str, **details: object) -> None:
         """Put an event of somebody else's into the run (`started`, `note`, ...)."""
@@ -262,18 +256,6 @@ def standard_watchers(ranks: int, hosts: Sequence[str] = (), groups: JobGroups |
     """
     groups = groups or JobGroups(ranks)
     links, small = LinkWatcher(ranks, hosts), SmallCollectives()
-    bound = CommunicationBound(Explained(links, small, groups))
+    # A pipeline has bubbles, which look like communication that takes long.
+    bound = CommunicationBound(lambda: links.suspects or small.suspects or groups.mesh.has_stages)
     return [PeersWatcher(groups), links, JobWatcher(ranks, [small, bound, InputBound()]), StageWatcher(groups)]
-
-
-@dataclass(frozen=True)
-class Explained:
-    """Whether there is, or may be, a narrower reason for communication that takes long: a pipeline has bubbles."""
-
-    links: LinkWatcher
-    small: SmallCollectives
-    groups: JobGroups
-
-    def __call__(self) -> bool:
-        """Return whether there is."""
-        return self.links.suspects or self.small.suspects or self.groups.mesh.has_stages

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
+from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
 _T = TypeVar("_T")
@@ -39,11 +40,11 @@ class Marker(Protocol):
     def reached(self, mark: Any) -> bool:
         """Return whether the device has come to a mark; never waits. On any thread."""
 
-    def seconds(self, earlier: Any, later: Any) -> float:
-        """Return how long it took from one mark to another, both reached. On any thread."""
-
     def times(self, since: Any, marks: Collection[Any]) -> list[float]:
-        """Return how long after a mark, which is reached, each of others was; NaN: it is not yet, or it is None."""
+        """Return how long after a mark, which is reached, each of others was; NaN: it is not yet, or it is None.
+
+        On any thread.
+        """
 
 
 class DeviceEvents:
@@ -82,10 +83,6 @@ class DeviceEvents:
         """Return whether all of these are set and reached."""
         is_set = all(mark is not None for mark in marks)
         return is_set and self._ask(lambda: all(self._marker.reached(mark) for mark in marks), False)
-
-    def seconds(self, earlier: Any, later: Any) -> float | None:
-        """Return the time between two that are reached; None: the marker has been dropped."""
-        return self._ask(lambda: self._marker.seconds(earlier, later), None)
 
     def times(self, since: Any, marks: Collection[Any]) -> list[float]:
         """Return how long after a mark the device came to each of others, seconds; NaN: it is not known."""
@@ -144,14 +141,11 @@ class PhaseEvents:
         """Read what every part took, and drop the marks; False: some mark is not reached yet."""
         if self.lost or not self._marks.reached(self._all()[::-1]):  # the last is the likeliest one to be missing
             return False
-        before, found = self._began, []
-        for phase, mark in self._laps:
-            seconds = self._marks.seconds(before, mark)
-            if seconds is None:
-                return False
-            found.append((phase, seconds))
-            before = mark
-        self._seconds, self._laps = found, []
+        ends = self._marks.times(self._began, [mark for _, mark in self._laps])
+        if any(map(math.isnan, ends)):  # the marker has been dropped
+            return False
+        parts = zip(self._laps, pairwise([0.0, *ends]), strict=True)
+        self._seconds, self._laps = [(phase, end - begin) for (phase, _), (begin, end) in parts], []
         return True
 
     def sums(self) -> tuple[dict[str, float], list[float]]:

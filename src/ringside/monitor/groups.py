@@ -20,8 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ringside.decoding import UNDECODABLE
-from ringside.monitor.run.records import Group, Rank, Row, StepRecord
+from ringside.monitor.run.records import Group, Rank, Row, StepRecord, events_of
 from ringside.monitor.stats import known_median
 
 DATA = frozenset({"dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard", "replica"})
@@ -30,7 +29,6 @@ STAGES = frozenset({"pp", "pipe", "pipeline", "stage", "stages"})
 """Words in the name of one along which they do different work, one after the other."""
 DEFAULT = ("default_pg", "mesh_default", "undefined", "")
 """What torch calls groups that no mesh's dimension has named."""
-_MESH = "mesh_"
 UNNAMED_STAGES = "pp"
 """What a dimension is called whose groups have no name, and in which messages are sent."""
 OTHER_GROUPS = "other groups"
@@ -39,9 +37,7 @@ OTHER_GROUPS = "other groups"
 
 def dimension(group: Group) -> str:
     """Return the name of the mesh's dimension that a group lies along; empty where none is known."""
-    if group.description in DEFAULT:
-        return ""
-    return group.description.removeprefix(_MESH)
+    return "" if group.description in DEFAULT else group.description.removeprefix("mesh_")
 
 
 def _has(name: str, words: frozenset[str]) -> bool:
@@ -116,13 +112,9 @@ class Mesh:
             found[own.get(name, -1)].append(rank)
         return [] if -1 in found else [found[stage] for stage in sorted(found)]
 
-    def describe(self, rank: int) -> str:
-        """Return where a rank is, such as `dp 1, tp 0`; empty where no mesh is known."""
-        return describe_place(self.coordinates[rank])
-
 
 def describe_place(coordinates: Mapping[str, int]) -> str:
-    """Return coordinates in words, such as `dp 1, tp 0`."""
+    """Return where a rank is, such as `dp 1, tp 0`; empty where no mesh is known."""
     return ", ".join(f"{name} {index}" for name, index in coordinates.items())
 
 
@@ -341,14 +333,10 @@ def mean_waits(rows: Sequence[Row], mesh: Mesh, most: int) -> list[tuple[int, in
 # What a run notes of its groups.
 
 
+class _GroupsNamed(msgspec.Struct, frozen=True):
+    groups: list[Group]
+
+
 def read_groups(events: Iterable[Mapping[str, Any]]) -> dict[str, Group]:
     """Return the groups that a run's events of kind `groups` name, by name."""
-    found: dict[str, Group] = {}
-    for event in events:
-        if event.get("kind") != "groups":
-            continue
-        try:
-            found |= {group.name: group for group in msgspec.convert(event.get("groups"), list[Group])}
-        except UNDECODABLE:
-            continue
-    return found
+    return {group.name: group for event in events_of(events, "groups", _GroupsNamed) for group in event.groups}

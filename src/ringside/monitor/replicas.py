@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 import msgspec
 
 from ringside.errors import UsageError
-from ringside.monitor.verdict import Verdict, VerdictEvent
+from ringside.monitor.verdict import Evidence, Verdict, VerdictEvent
 from ringside.text import name_ranks
 
 ADVICE = (
@@ -122,7 +122,7 @@ class ReplicaCheck:
         if len({len(digests) for digests in lists.values()}) == 1:
             columns = enumerate(zip(*lists.values(), strict=True))
             differing = [place for place, column in columns if len(set(column)) > 1]
-        evidence: dict[str, float | int | str] = {"first_seen_step": first.step, "decided": int(decided)}
+        evidence: Evidence = {"first_seen_step": first.step, "decided": int(decided)}
         if self._agreed is not None:
             evidence["last_agreed_step"] = self._agreed.step
         if self._model:

@@ -74,6 +74,16 @@ def row_medians(values: Floats) -> Floats:
     return medians
 
 
+def rank_medians(values: Floats, otherwise: float = 0.0) -> Floats:
+    """Return the median of each rank over what is finite, float64 [ranks]; `otherwise` where nothing is.
+
+    Args:
+        values: float64 [steps, ranks].
+        otherwise: Where nothing is known.
+    """
+    return np.array([known_median(column, otherwise) for column in values.T])
+
+
 def share_of(part: NDArray[Any], whole: NDArray[Any], otherwise: float = math.nan) -> Floats:
     """Return part over whole, elementwise; `otherwise` where the whole is not positive."""
     return np.where(whole > 0, part / np.where(whole > 0, whole, 1.0), otherwise)

@@ -11,13 +11,14 @@ import logging
 import math
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ringside.monitor.device_marks import SYNC, DeviceEvents, PhaseEvents
-from ringside.monitor.run.records import Group, GroupUse, StepRecord
+from ringside.monitor.run.records import StepRecord
+from ringside.monitor.wait_meter import GroupSums, WaitMeter
 
 # -------------------------------------------------------------------------------------------------
 # A finished training step before its record is worked out: what the training thread had to read, and no more.
@@ -59,7 +60,7 @@ class StepPhases:
     Args:
         run_delay: Of the seconds that are not `exposed`, in how many the training thread wanted a CPU and had none.
         syncs: Of each backward pass how long the rank was blocked in its synchronisation, and how to get its times.
-        groups: What was done in watched groups.
+        groups: Returns what was done in watched groups (`WaitMeter.end_step`); None: none are watched.
     """
 
     data: float = 0.0
@@ -74,63 +75,7 @@ class StepPhases:
     loss: float | None = None
     forwards: int = 0
     syncs: list[tuple[float, Told]] = field(default_factory=list)
-    groups: GroupTimes | None = None
-
-
-class GroupTimes(Protocol):
-    """What a rank did in the process groups that are watched, in one step."""
-
-    def work_out(self) -> GroupSums:
-        """Return what it comes to; once, at any later time, on any thread, step by step in order."""
-
-
-class GroupMeter(Protocol):
-    """Adds up what a rank does in the process groups that are watched.
-
-    Attributes:
-        is_muted: What is issued now is timed by somebody else, and does not count.
-        counts: How many collectives this rank has issued in each group.
-    """
-
-    is_muted: bool
-    counts: Counter[str]
-
-    @property
-    def has_issued(self) -> bool:
-        """Whether anything was issued since the last call of `take`."""
-
-    def take(self) -> GroupTimes:
-        """Set apart what was done since the last call."""
-
-    def synchronised(self, name: str, after: int, began: Any, ended: Any) -> bool:
-        """A wait in C++ is over for all collectives that were issued in a group and not waited for in Python.
-
-        Args:
-            name: The group's.
-            after: Those after so many.
-            began, ended: The moments between which it was: marks of a device, else seconds of the host.
-
-        Returns:
-            Whether there were any.
-        """
-
-
-class GroupSums(NamedTuple):
-    """What a rank did in process groups in one step.
-
-    Args:
-        uses: By group and peer.
-        unseen_seconds: How long it waited where that was not seen, and follows from what was.
-        unclear_seconds: How long it may have waited beyond that.
-        new_groups: Groups that it used for the first time.
-        routed_bytes: What it sent or received in all-to-alls, of each the larger.
-    """
-
-    uses: tuple[GroupUse, ...] = ()
-    unseen_seconds: float = 0.0
-    unclear_seconds: float = 0.0
-    new_groups: tuple[Group, ...] = ()
-    routed_bytes: int = 0
+    groups: Callable[[], GroupSums] | None = None
 
 
 @dataclass(slots=True)
@@ -179,7 +124,7 @@ class Draft:
         syncs = [(exposed, read_times()) for exposed, read_times in phases.syncs]
         # A rank waits for others at most while it is blocked; `min` in this order keeps a NaN: it is not known.
         waits = [min(times.wait_seconds, exposed) for exposed, times in syncs]
-        sums = GroupSums() if phases.groups is None else phases.groups.work_out()
+        sums = GroupSums() if phases.groups is None else phases.groups()
         exposed = min(phases.exposed + sums.unseen_seconds, self.seconds)
         # In groups that are watched, what hides behind computing is not seen.
         unknown = math.nan if sums.uses and not syncs else 0.0
@@ -324,18 +269,16 @@ class StepClock:
     run_delay: Clock = lambda: math.nan
     always_synced: bool = False
     step: int = 0
-    groups: GroupMeter | None = None
+    groups: WaitMeter | None = None
     is_manual: bool = False
-    _open: StepPhases = field(default_factory=StepPhases)
     _pending: Draft | None = None
     _has_optimizer: bool = False
     _marks: DeviceEvents | None = None
     _laps: PhaseEvents | None = None
 
     def __post_init__(self) -> None:
-        self._began = self._mark = self.now()
-        self._cpu_began = self.cpu()
-        self._delay_mark = self._blocked_delay = self.run_delay()
+        self.restart()
+        self._blocked_delay = self._delay_mark
 
     def time_by(self, marks: DeviceEvents) -> None:
         """Time steps by marks on a device from now on; the step under way is discarded."""
@@ -473,7 +416,7 @@ class StepClock:
         cpu = self.cpu()
         seconds = self._mark - self._began
         if self.groups is not None:
-            self._open.groups = self.groups.take()
+            self._open.groups = self.groups.end_step()
         self._pending = Draft(self.rank, self.step, self.wall(), seconds, cpu - self._cpu_began, self._open, self._laps)
         self.step += 1
         if self._laps is not None:

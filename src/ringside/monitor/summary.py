@@ -33,7 +33,7 @@ from ringside.monitor.slow_rank.judge import rejudge
 from ringside.monitor.slow_rank.pauses import is_of_pauses, without_pauses
 from ringside.monitor.slow_rank.peers import PeersWatcher, among_peers
 from ringside.monitor.slow_rank.window_test import KEPT as REMEMBERED
-from ringside.monitor.stats import excess_ratios, known_median
+from ringside.monitor.stats import excess_ratios, known_median, rank_medians
 from ringside.monitor.undecided import NOTHING, Undecided, undecided_of_job
 from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict
 
@@ -105,10 +105,7 @@ def summarise(
         "schema": SCHEMA,
         "world_size": run_info.world_size,
         "steps": steps,
-        "step_seconds": {
-            "median": step_s,
-            "p95": float(np.quantile(known, 0.95)) if known.size else 0.0,
-        },
+        "step_seconds": {"median": step_s, "p95": float(np.quantile(known, 0.95)) if known.size else 0.0},
         "ranks": _ranks(run_info, table, mesh),
         "verdicts": [msgspec.to_builtins(verdict) for verdict in verdicts],
         "sync": {
@@ -137,9 +134,8 @@ def summarise(
         summary[PER_RANK_HOUR] = rate
         for verdict in summary["verdicts"]:
             verdict[MONEY] = money(verdict["cost_rank_seconds"], rate)
-    loss = _loss(table)
     given = {key: value for key, value in (extra or {}).items() if key in PASSED_THROUGH and value is not None}
-    content: dict[str, Any] = finite({**summary, **({"loss": loss} if loss else {}), **given})
+    content: dict[str, Any] = finite({**summary, **_loss(table), **given})
     return content
 
 
@@ -195,8 +191,7 @@ def assess_run(reader: RunReader, *, extra: Mapping[str, Any] | None = None) -> 
     verdicts = _verdicts(events, table, mesh, reader.path)
     ends = (int(table.steps[0]), int(table.steps[-1])) if len(table) else (-1, -1)
     verdicts = attribute(verdicts, read_reports(reader.path), table.ranks, ends)
-    loss = _loss(table)
-    given = {**(reader.summary() or {}), **({"loss": loss} if loss else {}), **(extra or {})}
+    given = {**(reader.summary() or {}), **_loss(table), **(extra or {})}
     revised = revisions(events)
     links, memory = ledger.totals(), gradient_memory(events)
     blocked = sum_blocked(sample.rows.values(), mesh, known_median(job_step_seconds(table)))
@@ -408,27 +403,27 @@ def _cost_together(verdicts: Sequence[Verdict], table: StepTable) -> float:
 
 
 def _ranks(run_info: RunInfo, table: StepTable, mesh: Mesh) -> list[dict[str, Any]]:
-    own = [known_median(table["own_seconds"][:, rank], math.nan) for rank in range(table.ranks)]
-    excess = excess_ratios(np.array(own), mesh.peers).tolist()
-    waits = fill_waits(table)
+    own, waits = (rank_medians(values, math.nan) for values in (table["own_seconds"], fill_waits(table)))
+    excess = excess_ratios(own, mesh.peers)
     return [
         {
             "rank": rank,
             "host": run_info.hosts[rank] if rank < len(run_info.hosts) else "",
-            "own_seconds_median": own[rank],
-            "wait_seconds_median": known_median(waits[:, rank], math.nan),
-            "excess_ratio": excess[rank],
+            "own_seconds_median": float(own[rank]),
+            "wait_seconds_median": float(waits[rank]),
+            "excess_ratio": float(excess[rank]),
             **({"coordinates": mesh.coordinates[rank]} if mesh.coordinates[rank] else {}),
         }
         for rank in range(table.ranks)
     ]
 
 
-def _loss(table: StepTable) -> dict[str, float] | None:
-    """Mean loss of the first and the last few steps; None where the script gave none."""
+def _loss(table: StepTable) -> dict[str, dict[str, float]]:
+    """Return `loss`: its mean in the first and in the last few steps; nothing where the script gave none."""
     losses = table["loss"]
     known = np.flatnonzero(np.isfinite(losses).any(axis=1))
     if not known.size:
-        return None
+        return {}
     few = min(LOSS_STEPS, max(len(known) // 2, 1))
-    return {"first": float(np.nanmean(losses[known[:few]])), "last": float(np.nanmean(losses[known[-few:]]))}
+    first, last = (float(np.nanmean(losses[steps])) for steps in (known[:few], known[-few:]))
+    return {"loss": {"first": first, "last": last}}

@@ -30,6 +30,8 @@ MOST_PEERS = 40
 OWN_TIME_KINDS = frozenset({"slow_rank", "uneven_work", "input_bound"})
 """What a verdict on a rank's own time is; of the whole job it names no rank."""
 
+Evidence = dict[str, float | int | str]
+
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """One finding about a run; its fields are those of `summary.json`'s `verdicts`.
@@ -52,7 +54,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     detected_step: int
     excess_ratio: float
     cause: str = ""
-    evidence: dict[str, float | int | str] = {}
+    evidence: Evidence = {}
     cost_rank_seconds: float = 0.0
     advice: str = ""
 

@@ -6,24 +6,24 @@ waits at one place of its program is the same in every step. If it does, what it
 comes later the longer the others let it wait; if it does not, it follows the issue, whatever the others do. So per
 place the time to the next issue is regressed on the time to the end: the slope is one where the rank waits, else zero.
 
-On a device the moments are marks in its queues (`ringside.monitor.step_clock.Marker`), and are read when it has come to
+On a device the moments are marks in its queues (`ringside.monitor.device_marks`), and are read when it has come to
 them. There a collective may run on a queue of its own, and training waits for it later than at the next issue: so what
 comes between two issues is regressed on the end of each of the last few collectives, and the best one counts.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringside.isolation import Guard
 from ringside.monitor.device_marks import DeviceEvents
 from ringside.monitor.run.records import Group, GroupUse
-from ringside.monitor.step_clock import GroupSums
 
 MOST_ISSUED = 20_000
 """Of a step with more (a long evaluation in it) the rest is counted and not looked into."""
@@ -42,6 +42,24 @@ OUTSTANDING = 4
 
 Key = tuple[str, int]
 """A group's name, and the rank at the other end of a message; -1: a collective."""
+
+
+class GroupSums(NamedTuple):
+    """What a rank did in process groups in one step.
+
+    Args:
+        uses: By group and peer.
+        unseen_seconds: How long it waited where that was not seen, and follows from what was.
+        unclear_seconds: How long it may have waited beyond that.
+        new_groups: Groups that it used for the first time.
+        routed_bytes: What it sent or received in all-to-alls, of each the larger.
+    """
+
+    uses: tuple[GroupUse, ...] = ()
+    unseen_seconds: float = 0.0
+    unclear_seconds: float = 0.0
+    new_groups: tuple[Group, ...] = ()
+    routed_bytes: int = 0
 
 
 class Issued:
@@ -106,14 +124,11 @@ class WatchedGroup:
 
     def __init__(self, name: str, description: str, ranks: Callable[[], list[int]]) -> None:
         self.name, self.description, self._ranks = name, description, ranks
-        self._known: list[int] | None = None
 
-    @property
+    @functools.cached_property
     def ranks(self) -> list[int]:
         """Its global ranks, in their order in the group."""
-        if self._known is None:
-            self._known = self._ranks()
-        return self._known
+        return self._ranks()
 
 
 class WaitMeter:
@@ -250,7 +265,16 @@ class WaitMeter:
         return self.now() if self.device is None else self.device.mark()
 
     def synchronised(self, name: str, after: int, began: Any, ended: Any) -> bool:
-        """A wait in C++ is over for what was issued in a group; see `ringside.monitor.step_clock.GroupMeter`."""
+        """A wait in C++ is over for all collectives that were issued in a group and not waited for in Python.
+
+        Args:
+            name: The group's.
+            after: Those after so many.
+            began, ended: The moments between which it was: marks of a device, else seconds of the host.
+
+        Returns:
+            Whether there were any.
+        """
         key = (name, -1)
         waited = [one for one in self._issued if one.key == key and one.number > after and not one.is_waited_for]
         for issued in waited:
@@ -265,15 +289,19 @@ class WaitMeter:
 
     @property
     def has_issued(self) -> bool:
-        """Whether anything was issued since the last call of `take`."""
+        """Whether anything was issued since the last call of `end_step`."""
         return bool(self._uses)
 
     def is_seen(self, issued: Issued) -> bool:
         """Return whether a wait at this place of the program was seen lately, so that its end is no news."""
         return (issued.key, issued.nth) in self.seen
 
-    def take(self) -> StepGroups:
-        """Set apart what was done since the last call; on the thread that trains."""
+    def end_step(self) -> Callable[[], GroupSums]:
+        """Set apart what was done since the last call; on the thread that trains.
+
+        Returns:
+            What works out what it comes to: once, at any later time, on any thread, step by step in order.
+        """
         self.thread = threading.get_ident()
         if self.device is not None:
             self.device.trains_here()
@@ -301,7 +329,7 @@ class WaitMeter:
                 news.append(
                     Group(name=name, description=group.description, ranks=tuple(group.ranks), has_messages=peer >= 0)
                 )
-        return StepGroups(self, without_wait, waits, uses, tuple(news), routed_bytes)
+        return functools.partial(self._work_out, without_wait, waits, uses, tuple(news), routed_bytes)
 
     def awaited(self) -> tuple[str, int, list[int]] | None:
         """Return in which group the training thread waits, for which of its collectives, and who is needed for it.
@@ -359,58 +387,42 @@ class WaitMeter:
                 found, best = (other.key, most), known.residual
         return *found, max(unclear - found[1], 0.0) if best < math.inf else unclear
 
-
-class StepGroups:
-    """What was done in one step; see `ringside.monitor.step_clock.GroupTimes`."""
-
-    def __init__(
+    def _work_out(
         self,
-        meter: WaitMeter,
         without_wait: list[Issued],
         waits: list[tuple[Key, Any, Any]],
         uses: dict[Key, list[Any]],
         news: tuple[Group, ...],
         routed_bytes: int,
-    ) -> None:
-        self._meter, self._without_wait, self._waits, self._uses, self._news = meter, without_wait, waits, uses, news
-        self._routed_bytes = routed_bytes
-
-    def work_out(self) -> GroupSums:
-        """Return what it comes to."""
-        if self._meter.device is not None:
-            blocked = self._read_marks(self._meter.device)
+    ) -> GroupSums:
+        # The moments in seconds: those of a device are marks, which it has come to by now or not.
+        if self.device is not None:
+            of_issued = [mark for one in without_wait for mark in (one.arrived, one.over, one.next_at)]
+            of_waits = [mark for _, *both in waits for mark in both]
+            marks = [None if mark is math.nan else mark for mark in (*of_issued, *of_waits)]
+            times = iter(self.device.times(next((mark for mark in marks if mark is not None), None), marks))
+            for one in without_wait:
+                one.times = next(times), next(times), next(times)
+            blocked = [-next(times) + next(times) for _ in waits]
         else:
-            blocked = [ended - began for _, began, ended in self._waits]
-            for one in self._without_wait:
+            blocked = [ended - began for _, began, ended in waits]
+            for one in without_wait:
                 one.times = one.arrived, one.over, one.next_at
-        for (key, *_), seconds in zip(self._waits, blocked, strict=True):
+
+        # Waits that were seen, and what follows of those that were not.
+        for (key, *_), seconds in zip(waits, blocked, strict=True):
             if not math.isnan(seconds):
-                self._uses.setdefault(key, [0, 0, 0.0])[2] += seconds  # it may have been issued in an earlier step
+                uses.setdefault(key, [0, 0, 0.0])[2] += seconds  # it may have been issued in an earlier step
         unseen = unclear = 0.0
-        outstanding = 1 if self._meter.device is None else OUTSTANDING
-        for number, issued in enumerate(self._without_wait):
-            before = self._without_wait[max(number + 1 - outstanding, 0) : number + 1][::-1]
-            key, waited, more = self._meter.unseen(
-                issued, before, math.fsum(blocked[issued.first_wait : issued.next_wait])
-            )
-            self._uses[key][2] += waited
+        outstanding = 1 if self.device is None else OUTSTANDING
+        for number, issued in enumerate(without_wait):
+            before = without_wait[max(number + 1 - outstanding, 0) : number + 1][::-1]
+            key, waited, more = self.unseen(issued, before, math.fsum(blocked[issued.first_wait : issued.next_wait]))
+            uses[key][2] += waited
             unseen += waited
             unclear += more
-        uses = tuple(
-            GroupUse(group=name, peer=peer, count=count, size_bytes=size_bytes, blocked_seconds=seconds)
-            for (name, peer), (count, size_bytes, seconds) in self._uses.items()
-        )
-        return GroupSums(uses, unseen, unclear, self._news, self._routed_bytes)
-
-    def _read_marks(self, device: DeviceEvents) -> list[float]:
-        """Find out when the device came to the marks of the step; return how long each wait was."""
-        of_issued = [mark for one in self._without_wait for mark in (one.arrived, one.over, one.next_at)]
-        of_waits = [mark for _, *both in self._waits for mark in both]
-        marks = [None if mark is math.nan else mark for mark in (*of_issued, *of_waits)]
-        times = iter(device.times(next((mark for mark in marks if mark is not None), None), marks))
-        for one in self._without_wait:
-            one.times = next(times), next(times), next(times)
-        return [-next(times) + next(times) for _ in self._waits]
+        done = tuple(GroupUse(name, peer, *numbers) for (name, peer), numbers in uses.items())
+        return GroupSums(done, unseen, unclear, news, routed_bytes)
 
 
 class _Place:

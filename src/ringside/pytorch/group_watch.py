@@ -105,10 +105,10 @@ def watch(*, run_dir: str | os.PathLike[str] | None = None) -> Watch:
         raise UsageError("watch() needs a process group: call torch.distributed.init_process_group() before")
     if _current is not None:
         _current.off()
-    try:
+    session: Session | None = None
+    with Guard("watching this rank"):
         session = sessions.begin(run_dir, str(dist.get_backend()))
-    except Exception as error:
-        Guard("watching this rank").trip(error)
+    if session is None:
         return Watch(None)
     _current = Watch(session)
     return _current
@@ -124,12 +124,9 @@ def watch_unasked(*, run_dir: str | os.PathLike[str] | None = None) -> Watch | N
     """
     if os.environ.get("RINGSIDE", "").lower() in ("off", "0") or not dist.is_initialized() or dist.get_world_size() < 2:
         return None
-    return watch(run_dir=run_dir) if shows(dist.group.WORLD) else None
-
-
-def shows(group: Any) -> bool:
-    """Return whether a group tells what is issued in it: ours does, and every one of torch ≥ 2.14."""
-    return hasattr(group, "register_pre_hook") or carrier_of(group) is not None
+    # Ours tells what is issued in it, and every group of torch ≥ 2.14 does.
+    is_seen = hasattr(dist.group.WORLD, "register_pre_hook") or carrier_of(dist.group.WORLD) is not None
+    return watch(run_dir=run_dir) if is_seen else None
 
 
 class _GroupHooks:
@@ -166,7 +163,7 @@ class _GroupHooks:
         session.clock.groups = self.meter
         if session.watch is not None:
             session.watch.groups = self.meter
-        session.add_hook(self)
+        session.hooks.append(self)
 
     def remove(self) -> None:
         """Leave torch as it was; what somebody else has wrapped since stays, and passes on."""
@@ -174,7 +171,7 @@ class _GroupHooks:
             c10d._register_process_group = self._stock_register  # type: ignore[attr-defined]
         if dist.Work.wait is self._wait:
             dist.Work.wait = self._stock_wait  # type: ignore[method-assign]
-        self._forget()
+        self._disconnect()
         self._newest = None
         if self._ends is not None:
             self._ends.close()
@@ -188,7 +185,7 @@ class _GroupHooks:
                 self._guard.run(group.unregister_pre_hook, HOOK_ID)
                 self._guard.run(group.unregister_post_hook, HOOK_ID)
 
-    def _forget(self) -> None:
+    def _disconnect(self) -> None:
         """Nothing is told to the session any more."""
         if self._session.clock.groups is self.meter:
             self._session.clock.groups = None
@@ -216,7 +213,7 @@ class _GroupHooks:
         events = events_of(device)
         if events is None:
             self.meter.is_muted = True
-            self._forget()
+            self._disconnect()
             level = logging.WARNING if self._session.rank == 0 else logging.DEBUG
             _log.log(level, "collectives on %s are not timed: this job is not watched by its groups", device.type)
             return
@@ -381,7 +378,7 @@ class Ends:
         self._events = events
         self._new: deque[tuple[Any, Issued]] = deque()
         self._is_new, self._is_closed = threading.Event(), False
-        threading.Thread(target=guard.run, args=(self._look,), name="ringside-ends", daemon=True).start()
+        threading.Thread(target=guard.run, args=(self._poll,), name="ringside-ends", daemon=True).start()
 
     def add(self, work: Any, issued: Issued) -> None:
         """Look out for the end of this one."""
@@ -393,7 +390,7 @@ class Ends:
         self._is_closed = True
         self._is_new.set()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         pending: list[tuple[Any, Issued]] = []
         with self._events.beside_captures():
             while not self._is_closed:

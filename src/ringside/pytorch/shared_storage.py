@@ -75,19 +75,18 @@ class SharedStorages:
 
     Args:
         communicator: The ranks of this host; None for a rank alone on its host, which shares nothing.
+
+    Attributes:
+        are_shared: Whether there is another rank to share them with.
     """
 
     def __init__(self, communicator: HostCommunicator | None) -> None:
         self._memory = communicator.memory if communicator is not None and communicator.size > 1 else None
+        self.are_shared = self._memory is not None
         # As made, and as registered: with its owner, so that it is not freed before it is unregistered.
         self._held: dict[int, tuple[Storage, Storage]] = {}
         self._layout: dict[int, tuple[bool, int]] = {}
         self._reported: dict[int, tuple[bool, int]] = {}
-
-    @property
-    def are_shared(self) -> bool:
-        """Whether there is another rank to share them with."""
-        return self._memory is not None
 
     def storage_of(self, index: int, buffer: torch.Tensor) -> Storage | None:
         """Return the shared storage of bucket `index`; None if it lies in private memory."""

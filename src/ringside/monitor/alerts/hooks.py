@@ -19,7 +19,7 @@ import urllib.error
 import urllib.request
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -47,26 +47,6 @@ class DeliveryError(RingsideError):
         self.again = again
 
 
-class Hook(Protocol):
-    """A place that alerts are delivered to."""
-
-    name: str
-    """What warnings call it; it holds no secret."""
-
-    label: str
-    """What metrics call it: `webhook` or `command`."""
-
-    def deliver(self, alert: Alert) -> None:
-        """Deliver one alert, within a bounded time.
-
-        Raises:
-            DeliveryError: It could not be delivered.
-        """
-
-    def cancel(self) -> None:
-        """Abort what is under way, as far as that is possible."""
-
-
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """A redirected POST would become a GET without the alert in it."""
 
@@ -81,6 +61,10 @@ class Webhook:
         url: `http://` or `https://`; proxies are taken from the environment as usual.
         timeout_s: Longest wait for the connection and for the answer.
 
+    Attributes:
+        label: What metrics call it.
+        name: What warnings call it; it holds no secret.
+
     Raises:
         UsageError: There is no such URL.
     """
@@ -93,7 +77,11 @@ class Webhook:
         self._opener = urllib.request.build_opener(_NoRedirect)
 
     def deliver(self, alert: Alert) -> None:
-        """Post one alert."""
+        """Post one alert, within a bounded time.
+
+        Raises:
+            DeliveryError: It could not be delivered.
+        """
         headers = {"Content-Type": "application/json", "User-Agent": "ringside"}
         request = urllib.request.Request(self._url, encode(alert), headers, method="POST")
         try:
@@ -120,6 +108,9 @@ class CommandHook:
         words: The command and its arguments.
         timeout_s: How long it may take.
 
+    Attributes:
+        label, name: As of `Webhook`.
+
     Raises:
         UsageError: There are no words.
     """
@@ -136,7 +127,7 @@ class CommandHook:
         self._child: subprocess.Popen[bytes] | None = None
 
     def deliver(self, alert: Alert) -> None:
-        """Run the command once."""
+        """Run the command once; as `Webhook.deliver`."""
         with self._guard:  # `cancel` is called on another thread
             if self._cancelled:
                 raise DeliveryError("the run has ended", again=False)
@@ -172,6 +163,10 @@ class CommandHook:
             self._cancelled = True
             if self._child is not None:
                 _kill_group(self._child)
+
+
+Hook = Webhook | CommandHook
+"""A place that alerts are delivered to."""
 
 
 def parse_hooks(text: str) -> list[Hook]:

@@ -13,7 +13,7 @@ import msgspec
 
 from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS, HangFinding, find_cause
 from ringside.monitor.hang.rank_state import RankState
-from ringside.monitor.verdict import Verdict, VerdictEvent
+from ringside.monitor.verdict import Evidence, Verdict, VerdictEvent
 from ringside.processes import signal_name
 from ringside.text import name_ranks, percent
 
@@ -223,8 +223,8 @@ def _occupation(finding: HangFinding, culprit: RankState) -> str:
     return sentences.get(finding.why, finding.why)
 
 
-def _evidence(finding: HangFinding, culprit: RankState | None, pid: int) -> dict[str, float | int | str]:
-    evidence: dict[str, float | int | str] = {
+def _evidence(finding: HangFinding, culprit: RankState | None, pid: int) -> Evidence:
+    evidence: Evidence = {
         "why": finding.why,
         "collective": finding.seq,
         "op": finding.op,
@@ -238,7 +238,7 @@ def _evidence(finding: HangFinding, culprit: RankState | None, pid: int) -> dict
         return evidence
     process = culprit.process
     # What is empty or 0 was not seen, and is left out.
-    known: dict[str, float | int | str] = {
+    known: Evidence = {
         "pid": pid,
         "process_state": process.state,
         "signal": signal_name(process.signal) if process.signal else "",

@@ -14,7 +14,7 @@ from ringside.monitor.job.watcher import MANY, SAVED_AT, SAVED_OF_SYNC
 from ringside.monitor.links.sampler import LinkTotals
 from ringside.monitor.run.records import RunInfo
 from ringside.monitor.run.table import StepTable, job_exposed_seconds, job_step_seconds, least_of_ranks, of_whole_steps
-from ringside.monitor.stats import excess_ratios, known_median
+from ringside.monitor.stats import excess_ratios, known_median, rank_medians
 from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict, headline
 from ringside.text import counted, duration, percent, rate, size
 
@@ -124,7 +124,7 @@ def _dominates(table: StepTable) -> Question:
 
 
 def _similar(table: StepTable, verdicts: Sequence[Verdict]) -> Question:
-    own = np.array([known_median(table["own_seconds"][:, rank]) for rank in range(table.ranks)])
+    own = rank_medians(table["own_seconds"])
     known = own > 0
     if known.sum() < 2:
         return Question(answer=None, words="Own times of fewer than two ranks are known.")

@@ -21,7 +21,7 @@ from ringside.monitor.job.collectives import best_buckets, bucket_mb
 from ringside.monitor.run.records import Row
 from ringside.monitor.run.table import StepTable, least_of_ranks
 from ringside.monitor.stats import Floats
-from ringside.monitor.verdict import Verdict, VerdictEvent, episode_end
+from ringside.monitor.verdict import Evidence, Verdict, VerdictEvent, episode_end
 from ringside.text import duration, percent, size
 
 BOUND_AT, BOUND_UNTIL = 0.5, 0.4
@@ -118,8 +118,8 @@ class Rule(ABC):
         """Return which share of the step would be saved; 0 where the rule does not hold."""
 
     @abstractmethod
-    def verdict(self, typical: JobStep) -> Verdict:
-        """Return the verdict, from the median step of the episode; the watcher fills in since when, and the price."""
+    def judge(self, typical: JobStep) -> tuple[float, str, Evidence, str]:
+        """Return a verdict's excess ratio, cause, evidence and advice, from the median step of the episode."""
 
 
 class CommunicationBound(Rule):
@@ -143,8 +143,8 @@ class CommunicationBound(Rule):
             return 0.0
         return _ratio(step.exposed_seconds, step.step_seconds)
 
-    def verdict(self, typical: JobStep) -> Verdict:
-        """Return the verdict; see `Rule`."""
+    def judge(self, typical: JobStep) -> tuple[float, str, Evidence, str]:
+        """Return the verdict's parts; see `Rule`."""
         exposed, step = typical.exposed_seconds, typical.step_seconds
         advice = BOUND_ADVICE
         if typical.collectives > MANY and not typical.busy_seconds:  # no `small_collectives` without their times
@@ -152,8 +152,7 @@ class CommunicationBound(Rule):
                 f" {typical.collectives:.0f} collectives carry the bytes, and how long each takes was not measured: if "
                 "they are small, try a larger bucket_cap_mb."
             )
-        return _verdict(
-            self.kind,
+        return (
             _ratio(exposed, step - exposed),
             f"communication is exposed for {duration(exposed)} of each step of {duration(step)}, also on the rank "
             "that arrives last",
@@ -176,11 +175,10 @@ class InputBound(Rule):
         """Return time before forward over step."""
         return _ratio(step.data_seconds, step.step_seconds)
 
-    def verdict(self, typical: JobStep) -> Verdict:
-        """Return the verdict; see `Rule`."""
+    def judge(self, typical: JobStep) -> tuple[float, str, Evidence, str]:
+        """Return the verdict's parts; see `Rule`."""
         data, step = typical.data_seconds, typical.step_seconds
-        return _verdict(
-            self.kind,
+        return (
             _ratio(data, step - data),
             f"until forward begins every rank needs {duration(data)} of each step of {duration(step)}: "
             "fetching its input",
@@ -217,13 +215,12 @@ class SmallCollectives(Rule):
         self._seen += 1
         return self._share
 
-    def verdict(self, typical: JobStep) -> Verdict:
-        """Return the verdict; see `Rule`."""
+    def judge(self, typical: JobStep) -> tuple[float, str, Evidence, str]:
+        """Return the verdict's parts; see `Rule`."""
         count, bytes_each = typical.collectives, typical.payload_bytes / max(typical.collectives, 1.0)
         best = best_buckets(count, typical.payload_bytes, typical.busy_seconds, typical.latency_seconds)
         saved, _ = bucket_saving(typical)
-        return _verdict(
-            self.kind,
+        return (
             _ratio(saved, typical.step_seconds - saved),
             f"{count:.0f} collectives of {size(bytes_each)} per step "
             f"take {duration(typical.latency_seconds)} each before a byte moves: {percent(best.saved_ratio)} of the "
@@ -269,17 +266,24 @@ class JobWatcher:
         events = []
         for rule in self._rules:
             if (verdict := self._open.get(rule.kind)) is not None:
-                self._open[rule.kind] = add_cost(verdict, [current], self._ranks)
+                self._open[rule.kind] = add_cost(verdict, current, self._ranks)
             if not rule.episode.update(step, rule.share(current), current.step_seconds):
                 continue
             if rule.episode.is_open:
                 since = rule.episode.since_step
                 episode = [kept for kept in self._recent if kept.step >= since]
-                verdict = rule.verdict(median_step(episode))
-                cost = cost_since(verdict, episode, step - since + 1, self._ranks)
-                self._open[rule.kind] = msgspec.structs.replace(
-                    verdict, since_step=since, detected_step=step, cost_rank_seconds=cost
+                excess, cause, evidence, advice = rule.judge(median_step(episode))
+                verdict = Verdict(
+                    kind=rule.kind,
+                    ranks=[],
+                    since_step=since,
+                    detected_step=step,
+                    excess_ratio=excess,
+                    cause=cause,
+                    evidence=evidence,
+                    advice=advice,
                 )
+                self._open[rule.kind] = with_cost(verdict, episode, self._ranks)
                 events.append(VerdictEvent(self._open[rule.kind], ended=False))
             else:
                 events.append(episode_end(self._open.pop(rule.kind), rule.episode.until_step))
@@ -311,14 +315,16 @@ def lost_seconds(verdict: Verdict, exposed: Floats, data: Floats) -> Floats:
     return exposed
 
 
-def add_cost(verdict: Verdict, steps: Sequence[JobStep], ranks: int) -> Verdict:
-    """Return the verdict with what these steps lost to it added to its price."""
-    return msgspec.structs.replace(verdict, cost_rank_seconds=verdict.cost_rank_seconds + _cost(verdict, steps, ranks))
+def add_cost(verdict: Verdict, step: JobStep, ranks: int) -> Verdict:
+    """Return the verdict with what this step lost to it added to its price."""
+    return msgspec.structs.replace(verdict, cost_rank_seconds=verdict.cost_rank_seconds + _cost(verdict, [step], ranks))
 
 
-def cost_since(verdict: Verdict, kept: Sequence[JobStep], steps: int, ranks: int) -> float:
-    """Return what an episode of some steps cost so far, rank-seconds, from those of them that are remembered."""
-    return _cost(verdict, kept, ranks) * steps / max(len(kept), 1)
+def with_cost(verdict: Verdict, kept: Sequence[JobStep], ranks: int) -> Verdict:
+    """Return the verdict with what its episode cost until it was detected, from the steps of it that are remembered."""
+    steps = verdict.detected_step - verdict.since_step + 1
+    cost = _cost(verdict, kept, ranks) * steps / max(len(kept), 1)
+    return msgspec.structs.replace(verdict, cost_rank_seconds=cost)
 
 
 def reprice(verdict: Verdict, episode: StepTable) -> Verdict:
@@ -346,13 +352,6 @@ def median_step(steps: Iterable[JobStep]) -> JobStep:
 
 
 _NOTHING = JobStep(-1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-
-
-def _verdict(kind: str, excess: float, cause: str, evidence: dict[str, float | int | str], advice: str) -> Verdict:
-    return Verdict(
-        kind=kind, ranks=[], since_step=0, detected_step=0, excess_ratio=excess, cause=cause, evidence=evidence,
-        advice=advice,
-    )  # fmt: skip
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -17,12 +17,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
-import msgspec
-
-from ringside.monitor.job.watcher import JobStep, add_cost, cost_since, job_step, median_step
+from ringside.monitor.job.watcher import JobStep, add_cost, job_step, median_step, with_cost
 from ringside.monitor.links.sampler import Link, Period, combine_wires, wires_by_link
 from ringside.monitor.run.records import Row, Wire
-from ringside.monitor.verdict import Verdict, VerdictEvent, episode_end
+from ringside.monitor.verdict import Evidence, Verdict, VerdictEvent, episode_end
 from ringside.text import rate
 
 SLOW = 0.5
@@ -288,7 +286,7 @@ class LinkWatcher:
         self._recent.append(current)
         self._clock_s += current.step_seconds
         for link, verdict in self._open.items():
-            self._open[link] = add_cost(verdict, [current], self._ranks)
+            self._open[link] = add_cost(verdict, current, self._ranks)
         slow: list[SlowLink] = []
         for record in row.values():
             for link, wires in wires_by_link(record).items():
@@ -355,7 +353,7 @@ class LinkWatcher:
             f"bytes cross it at {rate(slow.bytes_per_s)}, {times:.2g} times slower than {slow.against} "
             f"({rate(slow.usual.rate)}), while the receiver has room for them: the wire is slow, not the rank"
         )
-        evidence: dict[str, float | int | str] = {
+        evidence: Evidence = {
             "bytes_per_second": slow.bytes_per_s,
             "usual_bytes_per_second": slow.usual.rate,
             "against": slow.against,
@@ -386,8 +384,7 @@ class LinkWatcher:
             evidence={**evidence, "usual_exposed_seconds": usual},
             advice=HOST_ADVICE if host else ADVICE,
         )
-        cost = cost_since(verdict, episode, step - since + 1, self._ranks)
-        self._open[slow.link] = msgspec.structs.replace(verdict, cost_rank_seconds=cost)
+        self._open[slow.link] = with_cost(verdict, episode, self._ranks)
         return VerdictEvent(self._open[slow.link], ended=False)
 
     def _is_silent(self, link: Link) -> bool:

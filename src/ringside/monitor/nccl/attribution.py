@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -22,7 +21,7 @@ from ringside.monitor.nccl.causes import (
     cause_of_lateness,
 )
 from ringside.monitor.nccl.report import NcclReport
-from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict
+from ringside.monitor.verdict import OWN_TIME_KINDS, Evidence, Verdict
 from ringside.text import duration, rate
 
 BY = "NCCL's own records"
@@ -41,17 +40,6 @@ LINK_ADVICE = (
     "Look at this path: error counters and negotiated rate of both adapters (ibstat, ethtool -S), its cable and switch "
     "port, other traffic on the uplink."
 )
-
-
-class _Late(NamedTuple):
-    seconds: float
-    host_seconds: float
-    gpu_seconds: float
-    communicator: str
-
-    @property
-    def cause(self) -> str:
-        return cause_of_lateness(self.seconds, self.host_seconds, self.gpu_seconds)
 
 
 def attribute(
@@ -93,32 +81,31 @@ def _with_cause(verdict: Verdict, reports: Sequence[NcclReport]) -> Verdict:
     That the rank holds the job up is known already: no share of the time is asked for, and no half of the run.
     """
     if verdict.kind in _OF_RANK and len(verdict.ranks) == 1:
-        late = max(_lateness(verdict.ranks[0], reports), default=None)
-        if late is None:
-            return verdict
-        numbers = {
-            "nccl_seconds": late.seconds,
-            "nccl_host_seconds": late.host_seconds,
-            "nccl_gpu_seconds": late.gpu_seconds,
-        }
-        return _extended(verdict, late.cause, _words(late), numbers, late.communicator)
+        late = max(_lateness(verdict.ranks[0], reports), key=lambda blame: blame.seconds, default=None)
+        return verdict if late is None else _extended(verdict, late, _describe_lateness(late))
     if verdict.kind == "slow_link":
         blames = (blame for report in reports for blame in report.blames if not blame.in_communicator)
         for blame in blames:
             if blame.cause == SLOW_LINK and _ranks_of(blame) == verdict.ranks and math.isfinite(blame.seconds):
                 words = f"messages took {duration(blame.seconds)} longer in the steps that {BY} have"
-                numbers = {"nccl_seconds": blame.seconds}
-                return _extended(verdict, blame.cause, words, numbers, blame.communicator)
+                return _extended(verdict, blame, words)
     return verdict
 
 
-def _extended(verdict: Verdict, cause: str, words: str, numbers: dict[str, float], communicator: str) -> Verdict:
-    known = f"{verdict.cause}; {words}" if verdict.cause else words
-    evidence = {**verdict.evidence, "nccl_cause": cause, **numbers, "nccl_communicator": communicator}
-    return msgspec.structs.replace(verdict, cause=known, evidence=evidence)
+def _extended(verdict: Verdict, blame: Blame, words: str) -> Verdict:
+    parts = {"nccl_host_seconds": blame.host_seconds, "nccl_gpu_seconds": blame.gpu_seconds}
+    evidence = {
+        **verdict.evidence,
+        "nccl_cause": blame.cause,
+        "nccl_seconds": blame.seconds,
+        **({} if blame.cause == SLOW_LINK else parts),
+        "nccl_communicator": blame.communicator,
+    }
+    cause = f"{verdict.cause}; {words}" if verdict.cause else words
+    return msgspec.structs.replace(verdict, cause=cause, evidence=evidence)
 
 
-def _lateness(rank: int, reports: Sequence[NcclReport]) -> Iterator[_Late]:
+def _lateness(rank: int, reports: Sequence[NcclReport]) -> Iterator[Blame]:
     """Yield what a rank was late with, for each communicator in which most of what the ranks cost is its."""
     for seen in (one for report in reports for one in report.communicators):
         if seen.in_communicator or seen.seen_ratio < LEAST_SEEN or seen.calls < LEAST_CALLS:
@@ -126,10 +113,17 @@ def _lateness(rank: int, reports: Sequence[NcclReport]) -> Iterator[_Late]:
         seconds = seen.late_seconds.get(rank, 0.0)
         if math.isfinite(seconds) and seconds > 0 and seconds >= sum(seen.late_seconds.values()) / 2:
             host, gpu = (of.get(rank, 0.0) for of in (seen.late_host_seconds, seen.late_gpu_seconds))
-            yield _Late(seconds, host, gpu, seen.id)
+            yield Blame(
+                cause=cause_of_lateness(seconds, host, gpu),
+                rank=rank,
+                seconds=seconds,
+                host_seconds=host,
+                gpu_seconds=gpu,
+                communicator=seen.id,
+            )
 
 
-def _words(late: _Late) -> str:
+def _describe_lateness(late: Blame) -> str:
     waited = f"the others waited {duration(late.seconds)} for it"
     if late.cause == LATE_RANK:
         who = "its host calls collectives late"
@@ -144,7 +138,7 @@ def _verdict_of(blame: Blame, seen: Seen | None, steps: tuple[int, int]) -> Verd
     """Return a verdict on whom NCCL's records name; None where they do not say of how much time."""
     if seen is None or not 0 < blame.seconds < math.inf:
         return None
-    evidence: dict[str, float | int | str] = {
+    evidence: Evidence = {
         "by": BY,
         "nccl_cause": blame.cause,
         "nccl_seconds": blame.seconds,
@@ -172,16 +166,15 @@ def _verdict_of(blame: Blame, seen: Seen | None, steps: tuple[int, int]) -> Verd
             },
             advice=LINK_ADVICE,
         )
-    late = _Late(blame.seconds, blame.host_seconds, blame.gpu_seconds, blame.communicator)
-    numbers = {"nccl_host_seconds": late.host_seconds, "nccl_gpu_seconds": late.gpu_seconds, "calls": seen.calls}
+    numbers = {"nccl_host_seconds": blame.host_seconds, "nccl_gpu_seconds": blame.gpu_seconds, "calls": seen.calls}
     return Verdict(
         kind="slow_rank",
         ranks=[blame.rank],
         since_step=steps[0],
         detected_step=steps[1],
-        excess_ratio=late.seconds / max(seen.seconds - late.seconds, 1e-9),
-        cause=_words(late),
+        excess_ratio=blame.seconds / max(seen.seconds - blame.seconds, 1e-9),
+        cause=_describe_lateness(blame),
         evidence={**evidence, **numbers},
-        cost_rank_seconds=late.seconds * seen.ranks,
-        advice={LATE_RANK: HOST_ADVICE, SLOW_GPU: GPU_ADVICE}.get(late.cause, RANK_ADVICE),
+        cost_rank_seconds=blame.seconds * seen.ranks,
+        advice={LATE_RANK: HOST_ADVICE, SLOW_GPU: GPU_ADVICE}.get(blame.cause, RANK_ADVICE),
     )

@@ -1,4 +1,4 @@
-"""Collectives and messages of one process, put together from the records of its ring; pure.
+"""Collectives of one process, put together from the records of its ring; pure.
 
 A collective's own start and stop say when the host enqueued it, or where NCCL tells it (from 2.28 on, outside of
 captured graphs) when the API was called. A rank has come to it when the first of its channels' kernels starts, and is
@@ -12,23 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.monitor.nccl.ring import (
-    CALLED,
-    CAPTURED,
-    COLLECTIVE,
-    FOREIGN,
-    KERNEL,
-    KIND_BITS,
-    MESSAGE,
-    PROXY,
-    RECORD,
-    SENDS,
-    STARTED,
-    STEP,
-    STOPPED,
-    Records,
-    joined_records,
-)
+from ringside.monitor.nccl import ring
+from ringside.monitor.nccl.ring import RECORD, Records, joined_records
 
 SETTLED_NS = 250_000_000
 """A call whose kernels have all ended is over once nothing of it has come for so long: proxies report late."""
@@ -40,7 +25,7 @@ MOST_CALLS = 1024
 UNKNOWN = 2**32 - 1
 """The communicator of what a proxy does for another process."""
 
-_IS_ROOT = np.isin(np.arange(8), (COLLECTIVE, MESSAGE, PROXY))
+_IS_ROOT = np.isin(np.arange(8), (ring.COLLECTIVE, ring.MESSAGE, ring.PROXY))
 
 WAITS = {8: "send_gpu", 20: "send_peer", 9: "send", 10: "recv"}
 """The states of a proxy's step whose time is added up: it waits for its GPU's data, for the receiver to be ready, for
@@ -49,24 +34,16 @@ the network to have taken it, for data from the network."""
 CALL = np.dtype(
     [
         ("communicator", "u4"),
-        ("is_message", "?"),
+        ("func", "S16"),
+        ("number", "u8"),
         ("is_captured", "?"),
         ("is_called", "?"),  # `enqueued_ns` is before its kernel's launch
-        ("func", "S16"),
-        ("datatype", "S16"),
-        ("algorithm", "S16"),
-        ("protocol", "S15"),
-        ("number", "u8"),
-        ("count", "u8"),
-        ("peer", "i4"),
-        ("channels", "i4"),  # whose kernel has started
         ("enqueued_ns", "u8"),
         ("arrived_gpu_ns", "u8"),  # 0: no kernel has started
         ("ended_gpu_ns", "u8"),  # 0: not all kernels have ended, or not all starts were recorded
-        ("proxy_ended_ns", "u8"),  # 0: no proxy has worked for it
     ]
 )
-"""A collective or message; `_ns` is the host's monotonic clock, `_gpu_ns` the GPU's."""
+"""A collective; `_ns` is the host's monotonic clock, `_gpu_ns` the GPU's."""
 
 WAIT = np.dtype(
     [("communicator", "u4"), ("peer", "i4"), ("sends", "?"), ("steps", "i8"), ("size_bytes", "u8")]
@@ -109,20 +86,20 @@ class Calls:
         own = np.arange(count)
         # Each look at a field goes through all of the records' memory: what is needed twice is kept.
         kind, what = records["kind"].copy(), records["what"].copy()
-        is_start = what == STARTED
+        is_start = what == ring.STARTED
         # The event that each record is of, by where it starts; then the call that it belongs to: at most two above.
         # The element behind the last one, which is also at -1, stands for what is not here.
         before = _where(records)
         event = np.where(is_start, own, before)
-        has_parent = kind >= KERNEL
-        proxies = np.flatnonzero(kind == PROXY)
-        has_parent[proxies] = (records["flags"][proxies] & FOREIGN) == 0
+        has_parent = kind >= ring.KERNEL
+        proxies = np.flatnonzero(kind == ring.PROXY)
+        has_parent[proxies] = (records["flags"][proxies] & ring.FOREIGN) == 0
         above = np.append(np.where(has_parent, before, own), -1)
         root = above[above[event]]
         known = np.append(_IS_ROOT[kind & 7], False)[root]
-        of_kernels = known & (kind == KERNEL)
+        of_kernels = known & (kind == ring.KERNEL)
         starts = np.flatnonzero(of_kernels & is_start)
-        stops = np.flatnonzero(of_kernels & (what == STOPPED))
+        stops = np.flatnonzero(of_kernels & (what == ring.STOPPED))
         latest = np.zeros(count, np.int64)
         latest[root[known]] = records["host_ns"][known]  # they come in time's order: of several the last one stays
 
@@ -144,32 +121,27 @@ class Calls:
         self._records = records[known & ~done]
 
         first_gpu = np.full(count, np.iinfo(np.uint64).max, np.uint64)
-        last_gpu, proxy_end = np.zeros((2, count), np.uint64)
+        last_gpu = np.zeros(count, np.uint64)
         np.minimum.at(first_gpu, root[starts], records["gpu_ns"][starts])
         np.maximum.at(last_gpu, root[stops], records["gpu_ns"][stops])
-        ends = np.flatnonzero(known & (kind >= PROXY) & (what == STOPPED))
-        np.maximum.at(proxy_end, root[ends], records["host_ns"][ends])
 
-        told = np.flatnonzero(is_done & (kind[calls_at] <= MESSAGE))
+        told = np.flatnonzero(is_done & (kind[calls_at] == ring.COLLECTIVE))
         at = calls_at[told]
         begun = records[at]
         calls = np.zeros(len(at), CALL)
-        for name in ("communicator", "func", "datatype", "algorithm", "protocol", "number", "count", "peer"):
+        for name in ("communicator", "func", "number"):
             calls[name] = begun[name]
-        calls["is_message"] = begun["kind"] == MESSAGE
-        calls["is_captured"] = (begun["flags"] & CAPTURED) != 0
-        calls["is_called"] = (begun["flags"] & CALLED) != 0
-        calls["channels"] = kernels[told]
+        calls["is_captured"] = (begun["flags"] & ring.CAPTURED) != 0
+        calls["is_called"] = (begun["flags"] & ring.CALLED) != 0
         calls["enqueued_ns"] = begun["host_ns"]
         calls["arrived_gpu_ns"] = np.where(kernels[told] > 0, first_gpu[at], 0)
         calls["ended_gpu_ns"] = np.where(has_ended[told], last_gpu[at], 0)
-        calls["proxy_ended_ns"] = proxy_end[at]
-        return Joined(calls, _sum_waits(records, event, before, done & (kind == STEP)))
+        return Joined(calls, _sum_waits(records, event, before, done & (kind == ring.STEP)))
 
 
 def _where(records: Records) -> NDArray[np.int64]:
     """Return where the event that each record names starts; -1: not here."""
-    sequence, number = records["sequence"].copy(), records["handle"] >> np.uint64(KIND_BITS)
+    sequence, number = records["sequence"].copy(), records["handle"] >> np.uint64(ring.KIND_BITS)
     # Nearly all follow each other without a gap.
     at: NDArray[np.int64] = number.astype(np.int64) + (len(sequence) - 1 - int(sequence[-1]))
     is_near = (at >= 0) & (at < len(sequence)) & (number > 0)
@@ -205,14 +177,14 @@ def _sum_waits(
     seconds[:-1] = np.where(event[at][1:] == event[at][:-1], (host[1:] - host[:-1]) / 1e9, 0.0)
     operation = records[before[event[at]]]
     keys, index = np.unique(
-        np.array([operation["communicator"], operation["peer"], operation["flags"] & SENDS], np.int64),
+        np.array([operation["communicator"], operation["peer"], operation["flags"] & ring.SENDS], np.int64),
         axis=1,
         return_inverse=True,
     )
     index = index.reshape(-1)
     waits = np.zeros(keys.shape[1], WAIT)
     waits["communicator"], waits["peer"], waits["sends"] = keys
-    is_start = records["what"][at] == STARTED
+    is_start = records["what"][at] == ring.STARTED
     waits["steps"] = np.bincount(index[is_start], minlength=len(waits))
     sizes = np.zeros(len(waits), np.uint64)
     moved = np.isin(records["state"][at], (9, 10))  # told when it is sent, and when it is to come

@@ -263,11 +263,11 @@ class Causes:
             global_rank: In the job; -1: not known.
             joined: What is over.
         """
-        all_calls = joined.calls[~joined.calls["is_message"]]
-        for number in np.unique(all_calls["communicator"]).tolist():
+        calls = joined.calls
+        for number in np.unique(calls["communicator"]).tolist():
             if (communicator := named(number)) is not None:
                 known = self._of(communicator, global_rank)
-                self._add_calls(known, communicator.rank, all_calls[all_calls["communicator"] == number])
+                self._add_calls(known, communicator.rank, calls[calls["communicator"] == number])
         # what proxies do for other processes has no communicator of this one
         for row in joined.waits:
             if (communicator := named(int(row["communicator"]))) is not None:
@@ -409,10 +409,7 @@ class Causes:
                         sends=sends,
                         steps=int(sums["steps"]),
                         size_bytes=int(sums["size_bytes"]),
-                        send_gpu_seconds=sums["send_gpu"],
-                        send_peer_seconds=sums["send_peer"],
-                        send_seconds=sums["send"],
-                        recv_seconds=sums["recv"],
+                        **{f"{name}_seconds": sums[name] for name in WAITS.values()},
                     )
                     for (rank, peer, sends), sums in sorted(known.waits.items())
                 ],

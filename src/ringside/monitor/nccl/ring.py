@@ -172,7 +172,7 @@ class Ring:
         return int(self._words[DROPPED])
 
     def communicator(self, number: int) -> Communicator | None:
-        """Return the one that records of `take` number so; None: it is not known."""
+        """Return the one that records of `drain` number so; None: it is not known."""
         return self._known.get(number)
 
     def _learn_communicators(self) -> None:
@@ -198,7 +198,7 @@ class Ring:
 
     @property
     def filled_ratio(self) -> float:
-        """The share of it that is full: of its records, or of its places for communicators since the last `take`."""
+        """The share of it that is full: of its records, or of its places for communicators since the last `drain`."""
         made = int(self._header["communicators"]) - self._communicators_made
         return max((int(self._words[HEAD]) - int(self._words[TAIL])) / len(self._records), made / COMMUNICATORS)
 
@@ -208,10 +208,10 @@ class Ring:
 
     @property
     def has_news(self) -> bool:
-        """Whether records were begun since the last `take`: then its process was alive."""
+        """Whether records were begun since the last `drain`: then its process was alive."""
         return int(self._words[HEAD]) != self._head
 
-    def take(self, alive: bool | None = None) -> Records:
+    def drain(self, alive: bool | None = None) -> Records:
         """Return the records since the last call, oldest first.
 
         Args:

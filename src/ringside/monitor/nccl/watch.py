@@ -61,10 +61,10 @@ class NcclWatch:
         """
         if now >= self._next_look:
             self._next_look = now + _LOOK_S
-            self._look()
+            self._find_rings()
         return now >= self._next or any(ring.filled_ratio >= _FULL for ring, _ in self._rings.values())
 
-    def _look(self, *, is_last: bool = False) -> None:
+    def _find_rings(self, *, is_last: bool = False) -> None:
         names: list[str] = []
         with contextlib.suppress(OSError):
             names = [name for name in os.listdir(self._folder) if name.startswith(PREFIX)]
@@ -88,12 +88,12 @@ class NcclWatch:
             is_last: The job is over.
         """
         self._next = time.monotonic() + READ_SECONDS
-        self._look(is_last=is_last)
+        self._find_rings(is_last=is_last)
         for path, (ring, calls) in list(self._rings.items()):
             alive = not is_last and (ring.has_news or ring.is_alive())
             is_over = is_last or not alive
             try:
-                records = ring.take(alive or ring.is_alive())
+                records = ring.drain(alive or ring.is_alive())
             except RingsideError as error:
                 _log.warning("%s", str(error))
                 self._refused.add(path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -16,6 +16,7 @@ from ringside.decoding import UNDECODABLE
 from ringside.text import rate, size
 
 SCHEMA = 1
+_T = TypeVar("_T")
 
 # What is larger, or negative, in a file or a message is damage, and no number that is counted with.
 Rank = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
@@ -252,6 +253,16 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 # Events of a run whose writers are elsewhere: where gradient buckets lie, what they go by, and when that changed.
 
 
+def events_of(events: Iterable[Mapping[str, Any]], kind: str, content: type[_T]) -> list[_T]:
+    """Return the events of one kind as values; damaged ones are left out."""
+    found = []
+    for event in events:
+        if event.get("kind") == kind:
+            with contextlib.suppress(*UNDECODABLE):
+                found.append(msgspec.convert(event, content))
+    return found
+
+
 class GradientMemory(msgspec.Struct, frozen=True, kw_only=True):
     """An event of kind `gradient_memory`: the buckets of one model on rank 0, recorded whenever they change.
 
@@ -272,14 +283,7 @@ class GradientMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 def gradient_memory(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Return what was shared and what was copied in the end, of all models together; {} where no event says."""
-    newest: dict[int, GradientMemory] = {}
-    for event in events:
-        if event.get("kind") == "gradient_memory":
-            try:
-                memory = msgspec.convert(event, GradientMemory)
-            except (msgspec.ValidationError, ValueError):
-                continue
-            newest[memory.model] = memory
+    newest = {memory.model: memory for memory in events_of(events, "gradient_memory", GradientMemory)}
     names = [name for name in GradientMemory.__struct_fields__ if name != "model"]
     return {name: sum(getattr(memory, name) for memory in newest.values()) for name in names} if newest else {}
 
@@ -298,12 +302,8 @@ class Carried(msgspec.Struct, frozen=True, kw_only=True):
 
 def carried(events: Iterable[Mapping[str, Any]]) -> Carried | None:
     """Return what gradients went by in the end; None where no event says."""
-    newest = None
-    for event in events:
-        if event.get("kind") == "carried":
-            with contextlib.suppress(*UNDECODABLE):
-                newest = msgspec.convert(event, Carried)
-    return newest
+    found = events_of(events, "carried", Carried)
+    return found[-1] if found else None
 
 
 # -------------------------------------------------------------------------------------------------
@@ -366,23 +366,16 @@ class Revised(msgspec.Struct, frozen=True, kw_only=True):
         return f"From step {self.step} on {change}{': ' if why else ''}{why}."
 
 
-def read_revised(event: Mapping[str, Any]) -> Revised | None:
-    """Return an event of that kind; None where it is another, damaged, or reports nothing."""
-    if event.get("kind") != "revised":
-        return None
-    try:
-        revised = msgspec.convert(event, Revised)
-    except UNDECODABLE:
-        return None
-    whole = revised.step >= 0 and revised.size_bytes >= 0 and all(0 < len(link.ranks) <= 2 for link in revised.links)
-    # What it reports is another algorithm, or a slow link.
-    is_news = revised.before != revised.after or revised.others_changed or revised.links
-    return revised if whole and is_news else None
-
-
 def revisions(events: Iterable[Mapping[str, Any]]) -> list[Revised]:
-    """Return the newest revisions among events, oldest first."""
-    found = [revised for event in events if (revised := read_revised(event)) is not None]
+    """Return the newest revisions among events, oldest first; those that are damaged or report nothing are left out."""
+    found = []
+    for revised in events_of(events, "revised", Revised):
+        ends = [len(link.ranks) for link in revised.links]
+        is_whole = min(revised.step, revised.size_bytes) >= 0 and all(0 < count <= 2 for count in ends)
+        # What it reports is another algorithm, or a slow link.
+        is_news = revised.before != revised.after or revised.others_changed or revised.links
+        if is_whole and is_news:
+            found.append(revised)
     return found[-NOTES_KEPT:]
 
 

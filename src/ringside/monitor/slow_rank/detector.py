@@ -49,7 +49,7 @@ class Detector:
         self.ranks = ranks
         self._has_parts = has_parts and ranks <= MOST_WITH_PARTS
         self._screen = WindowTest(STREAMS if self._has_parts else 1, ranks)
-        self._pauses = Pauses(1, ranks)
+        self._pauses = Pauses(ranks)
         self._open: dict[int, Verdict] = {}
         self._own, self._samples, self._routed = np.full((3, WINDOW, ranks), np.nan)
         self._steps = np.zeros(WINDOW, dtype=np.int64)
@@ -97,15 +97,15 @@ class Detector:
         starting, _ = self._screen.update(excess)
         is_open: NDArray[np.bool_] = np.logical_or.reduce(self._screen.open)
         opened, closed = is_open & ~was_open, was_open & ~is_open
-        pausing, paused = self._pauses.update(row[None], is_open[None])
+        pausing, paused = self._pauses.update(row, is_open)
         if not (opened.any() or closed.any() or pausing.any() or paused.any()):
             return []
         now = int(self._steps[slot])
         events = []
         # Of a rank that is slow in every step pauses are no verdict.
-        for rank in map(int, np.flatnonzero(paused[0] | (opened & self._pauses.open[0]))):
-            events.append(self._end(rank, self._pauses.last[0, rank]))
-            self._pauses.reset(0, rank)
+        for rank in map(int, np.flatnonzero(paused | (opened & self._pauses.open))):
+            events.append(self._end(rank, self._pauses.last[rank]))
+            self._pauses.reset(rank)
         for rank in map(int, np.flatnonzero(closed)):
             # No stream is judged by windows that hold something of an episode in another.
             self._screen.relief[:, rank] = self._screen.relief[:, rank].max()
@@ -113,8 +113,8 @@ class Detector:
         for rank in map(int, np.flatnonzero(opened)):
             self._open[rank] = self._judge_episode(rank, now, starting[:, rank])
             events.append(VerdictEvent(self._open[rank], ended=False))
-        for rank in map(int, np.flatnonzero(pausing[0])):
-            rhythm = self._pauses.rhythm[0, rank]
+        for rank in map(int, np.flatnonzero(pausing)):
+            rhythm = self._pauses.rhythm[rank]
             since = self._number(rhythm.first - 1)
             self._open[rank] = judge_pauses(rank, rhythm, self.ranks, since_step=since, detected_step=now)
             events.append(VerdictEvent(self._open[rank], ended=False))

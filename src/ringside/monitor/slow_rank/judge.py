@@ -11,7 +11,7 @@ from ringside.monitor.price import Meter, cost_rank_seconds
 from ringside.monitor.slow_rank.pauses import PauseMeter, is_of_pauses, rejudge_pauses
 from ringside.monitor.slow_rank.window_test import EFFECT
 from ringside.monitor.stats import Floats, known_median, log_excess
-from ringside.monitor.verdict import Verdict
+from ringside.monitor.verdict import Evidence, Verdict
 
 EXPLAINED = 0.7
 """Uneven work is the verdict when sample counts account for this much of the excess."""
@@ -57,7 +57,7 @@ def judge_excess(
     )
     more_work = max(more_samples, more_routed)
     uneven = more_work > 0 and (excess - more_work < min(EFFECT, excess / 2) or more_work >= EXPLAINED * excess)
-    evidence: dict[str, float | int | str] = {
+    evidence: Evidence = {
         "own_seconds": known_median(own[:, rank]),
         "others_own_seconds": known_median(np.delete(own, rank, axis=1).ravel()),
         "usual_excess_ratio": math.expm1(usual),

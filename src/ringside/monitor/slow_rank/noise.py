@@ -126,7 +126,7 @@ def learn(excess: Floats, windows: NDArray[np.int64], z: float) -> Noise:
         variances = variance * inflation / lengths * loud
         if index == 0:
             long_run = variance * np.maximum(1.0 + 2.0 * reckoned / (1.0 - decay), LEAST_VARIANCE)
-            usual, tolerated, unknown = _usual(middle + mean, np.minimum(long_run / steps, variances[0]))
+            usual, tolerated, unknown = _usual_excess(middle + mean, np.minimum(long_run / steps, variances[0]))
             base = np.maximum(usual, 0.0)
         if index < len(CUTS) - 1:
             r2 = np.maximum(first, 0.0) ** 2
@@ -155,7 +155,7 @@ def _sum_of_lags(decay: Floats, windows: Floats) -> Floats:
     return total
 
 
-def _usual(level: Floats, error2: Floats) -> tuple[Floats, Floats, Floats]:
+def _usual_excess(level: Floats, error2: Floats) -> tuple[Floats, Floats, Floats]:
     """Return the usual excess, what is tolerated for good, and the variance of what is not known of the usual.
 
     The mean so far is drawn towards zero as far as it is uncertain compared with how far ranks lie apart at all

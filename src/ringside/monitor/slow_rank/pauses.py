@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ringside.monitor.price import spared_rank_seconds
-from ringside.monitor.stats import Floats, divergence, known_or_0, median, usable
+from ringside.monitor.stats import Floats, deviation, divergence, known_or_0, median, usable
 from ringside.monitor.verdict import Verdict
 from ringside.text import duration
 
@@ -74,36 +74,35 @@ class Rhythm(NamedTuple):
 
 
 class Pauses:
-    """Counts late steps of `[jobs, ranks]`, one step at a time; memory is O(ranks).
+    """Counts late steps of ranks, one step at a time; memory is O(ranks).
 
     Args:
-        jobs: Independent jobs side by side (1 but in benchmarks).
-        ranks: Ranks per job.
+        ranks: How many there are.
 
     Attributes:
         steps: How many steps were seen.
-        open: Which ranks are known to pause, bool [jobs, ranks].
-        rhythm: How, by job and rank, of those in `open`.
-        last: Number of the step of each rank's newest pause, int [jobs, ranks].
+        open: Which ranks are known to pause, bool [ranks].
+        rhythm: How, by rank, of those in `open`.
+        last: Number of the step of each rank's newest pause, int [ranks].
     """
 
-    def __init__(self, jobs: int, ranks: int) -> None:
+    def __init__(self, ranks: int) -> None:
         self.steps = 0
-        self.open = np.zeros((jobs, ranks), dtype=bool)
-        self.rhythm: dict[tuple[int, int], Rhythm] = {}
-        self.last = np.zeros((jobs, ranks), dtype=np.int64)
-        self._own = np.full((TYPICAL, jobs, ranks), np.nan)
-        self._typical, self._bar = np.full((2, jobs, ranks), np.inf)
-        self._late, self._begun = np.zeros((2, KEPT, jobs, ranks), dtype=bool)
-        self._extra, self._lost = np.zeros((2, KEPT, jobs, ranks), dtype=np.float32)
-        self._whole = np.zeros((KEPT, jobs))
+        self.open = np.zeros(ranks, dtype=bool)
+        self.rhythm: dict[int, Rhythm] = {}
+        self.last = np.zeros(ranks, dtype=np.int64)
+        self._own = np.full((TYPICAL, ranks), np.nan)
+        self._typical, self._bar = np.full((2, ranks), np.inf)
+        self._late, self._begun = np.zeros((2, KEPT, ranks), dtype=bool)
+        self._extra, self._lost = np.zeros((2, KEPT, ranks), dtype=np.float32)
+        self._whole = np.zeros(KEPT)
 
     def update(self, own: Floats, busy: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Take in one step; return who is known to pause from now on, and who has stopped, bool [jobs, ranks] each.
+        """Take in one step; return who is known to pause from now on, and who has stopped, bool [ranks] each.
 
         Args:
-            own: Own times in seconds, [jobs, ranks]; NaN where missing.
-            busy: Ranks that are known to be slow anyhow: nothing counts that they do, [jobs, ranks].
+            own: Own times in seconds, [ranks]; NaN where missing.
+            busy: Ranks that are known to be slow anyhow: nothing counts that they do, [ranks].
         """
         self.steps += 1
         self._own[self.steps % TYPICAL] = own
@@ -115,18 +114,18 @@ class Pauses:
             self._learn()
         return opened, closed
 
-    def reset(self, job: int, rank: int) -> None:
+    def reset(self, rank: int) -> None:
         """Discard what a rank did so far: it is known for something else."""
-        self.open[job, rank] = False
-        self.rhythm.pop((job, rank), None)
+        self.open[rank] = False
+        self.rhythm.pop(rank, None)
         for kept in (self._late, self._begun, self._extra, self._lost):
-            kept[:, job, rank] = 0
+            kept[:, rank] = 0
 
     def _count(self, own: Floats, busy: NDArray[np.bool_]) -> None:
         slot, before = self.steps % KEPT, (self.steps - 1) % KEPT
         times = known_or_0(own)
-        ordered = np.sort(times, axis=-1)
-        slowest, second = ordered[:, -1:], ordered[:, -2:][:, :1]  # a rank alone is both, and so never late
+        ordered = np.sort(times)
+        slowest, second = ordered[-1], ordered[-2:][0]  # a rank alone is both, and so never late
         others = np.where(times >= slowest, second, slowest)
         late = (times > self._bar) & (times > BEYOND_OTHERS * others) & ~busy
         self._late[slot] = late
@@ -135,35 +134,36 @@ class Pauses:
         typical = np.where(late, self._typical, times)
         self._extra[slot] = times - typical
         self._lost[slot] = np.where(late, times - np.maximum(others, typical), 0.0)
-        self._whole[slot] = slowest[:, 0]
+        self._whole[slot] = slowest
 
     def _learn(self) -> None:
         self._typical = median(self._own)
-        scale = 1.4826 * median(np.abs(self._own - self._typical))
-        bar = np.maximum(LATE * self._typical, self._typical + ROUGH * scale)
+        bar = np.maximum(LATE * self._typical, self._typical + ROUGH * deviation(self._own - self._typical))
         self._bar = np.where(np.isfinite(bar), bar, np.inf)
 
     def _judge(self, busy: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         opened, closed = np.zeros_like(self.open), np.zeros_like(self.open)
-        for job, rank in self.rhythm:
-            closed[job, rank] = self._is_over(job, rank)
-        for job, rank in np.argwhere(closed):
-            self.reset(int(job), int(rank))
+        for rank in self.rhythm:
+            closed[rank] = self._is_over(rank)
+        for rank in np.flatnonzero(closed).tolist():
+            self.reset(rank)
         counts = self._begun.sum(axis=0)
-        loss = self._lost.sum(axis=0) / np.maximum(self._whole.sum(axis=0), 1e-9)[:, None]
-        for job, rank in np.argwhere((counts >= FEWEST) & (loss >= LEAST_LOSS) & ~self.open & ~busy):
-            if not stands_out(*self._weighty(int(job), int(rank)), counts.shape[1]):
+        loss = self._lost.sum(axis=0) / np.maximum(self._whole.sum(keepdims=True), 1e-9)
+        for rank in np.flatnonzero((counts >= FEWEST) & (loss >= LEAST_LOSS) & ~self.open & ~busy).tolist():
+            # Of all pauses those that weigh as much as this rank's own do.
+            weight = WEIGHTY * np.median(self._extra[self._begun[:, rank], rank])
+            weighty = self._begun & (self._extra >= weight)
+            if not stands_out(int(weighty[:, rank].sum()), int(weighty.sum()), len(counts)):
                 continue
-            rhythm = self._rhythm(int(job), int(rank))
-            if rhythm is not None:
-                self.rhythm[int(job), int(rank)] = rhythm
-                opened[job, rank] = True
+            if (rhythm := self._rhythm(rank)) is not None:
+                self.rhythm[rank] = rhythm
+                opened[rank] = True
         self.open |= opened
         return opened, closed
 
-    def _rhythm(self, job: int, rank: int) -> Rhythm | None:
+    def _rhythm(self, rank: int) -> Rhythm | None:
         """Return the pauses of the steps that are kept, if they go on all the time."""
-        numbers = self._numbers(job, rank)
+        numbers = self._numbers(rank)
         span = self.steps - int(numbers[0]) + 1
         parts = np.bincount((numbers - numbers[0]) * PARTS // span, minlength=PARTS)
         if span < SPAN or parts.min() < PART_SHARE * len(numbers):
@@ -171,30 +171,24 @@ class Pauses:
         return Rhythm(
             first=int(numbers[0]),
             pauses=len(numbers),
-            typical=float(self._typical[job, rank]),
-            bar=float(self._bar[job, rank]),
-            extra=float(self._extra[:, job, rank].sum()),
-            lost=float(self._lost[:, job, rank].sum()),
+            typical=float(self._typical[rank]),
+            bar=float(self._bar[rank]),
+            extra=float(self._extra[:, rank].sum()),
+            lost=float(self._lost[:, rank].sum()),
         )
 
-    def _weighty(self, job: int, rank: int) -> tuple[int, int]:
-        """Return how many pauses that weigh as much as a rank's own do it had, and all ranks together."""
-        begun, extra = self._begun[:, job], self._extra[:, job]
-        weighty = begun & (extra >= WEIGHTY * np.median(extra[begun[:, rank], rank]))
-        return int(weighty[:, rank].sum()), int(weighty.sum())
-
-    def _is_over(self, job: int, rank: int) -> bool:
-        numbers = self._numbers(job, rank)
+    def _is_over(self, rank: int) -> bool:
+        numbers = self._numbers(rank)
         if len(numbers) < FEWEST:
             return True
         distance = float(numbers[-1] - numbers[0]) / (len(numbers) - 1)
         return self.steps - int(numbers[-1]) > max(SILENCE * distance, EVERY)
 
-    def _numbers(self, job: int, rank: int) -> NDArray[np.int64]:
+    def _numbers(self, rank: int) -> NDArray[np.int64]:
         """The numbers of the steps at which a rank's pauses began, as far as they are kept, ascending."""
         oldest = max(self.steps - KEPT, 0) + 1
         numbers = np.arange(oldest, self.steps + 1)
-        kept: NDArray[np.int64] = numbers[self._begun[numbers % KEPT, job, rank]]
+        kept: NDArray[np.int64] = numbers[self._begun[numbers % KEPT, rank]]
         return kept
 
 

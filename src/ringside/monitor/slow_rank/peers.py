@@ -9,14 +9,14 @@ from statistics import median
 import msgspec
 
 from ringside.monitor.causes import PHASES
-from ringside.monitor.groups import JobGroups, Mesh, Waited, chain, describe_chain, who_waited
+from ringside.monitor.groups import JobGroups, Mesh, Waited, chain, describe_chain, describe_place, who_waited
 from ringside.monitor.run.records import Row, StepRecord
 from ringside.monitor.run.table import StepTable
 from ringside.monitor.slow_rank.judge import SLOW_CAUSE
 from ringside.monitor.slow_rank.watcher import SlowRankWatcher
 from ringside.monitor.slow_rank.window_test import WARM_UP
 from ringside.monitor.undecided import Undecided, undecided_of_job
-from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict, VerdictEvent, episode_end
+from ringside.monitor.verdict import OWN_TIME_KINDS, Evidence, Verdict, VerdictEvent, episode_end
 from ringside.text import name_ranks
 
 KEPT = 64
@@ -45,7 +45,7 @@ class PeersWatcher:
         self._groups, self._mesh = groups, groups.mesh
         self._compared = _compared(self._mesh)
         self._rows: deque[Row] = deque(maxlen=KEPT)
-        self._evidence: dict[int, dict[str, float | int | str]] = {}  # by rank, as it was when its verdict was reached
+        self._evidence: dict[int, Evidence] = {}  # by rank, as it was when its verdict was reached
 
     def update(self, step: int, row: Row) -> list[VerdictEvent]:
         """Take in a completed step; see `Watcher`."""
@@ -72,16 +72,16 @@ class PeersWatcher:
 
     def undecided(self) -> Undecided:
         """Return who may be slow, with the job's numbers of ranks."""
-        return undecided_of_job([(compared.ranks, compared.undecided()) for compared in self._compared])
+        return undecided_of_job([(compared.ranks, compared.watcher.undecided()) for compared in self._compared])
 
     def _with_evidence(self, verdict: Verdict) -> Verdict:
         more = self._evidence.get(verdict.ranks[0])
         return msgspec.structs.replace(verdict, evidence={**verdict.evidence, **more}) if more else verdict
 
-    def _where_and_whom(self, rank: int, peers: Sequence[int], since: int) -> dict[str, float | int | str]:
+    def _where_and_whom(self, rank: int, peers: Sequence[int], since: int) -> Evidence:
         """Return where a rank is in the mesh, with whom it is compared, and whom it holds up, as far as is known."""
-        found: dict[str, float | int | str] = {}
-        if place := self._mesh.describe(rank):
+        found: Evidence = {}
+        if place := describe_place(self._mesh.coordinates[rank]):
             found["place"] = place
         if len(peers) < self._mesh.ranks:
             found["peers"] = name_ranks([peer for peer in peers if peer != rank])
@@ -125,12 +125,15 @@ class _Compared:
         ranks: They, ascending.
         job: Number of ranks of the job.
         by_change: They do different work: how each has changed since its first steps is compared.
+
+    Attributes:
+        watcher: Judges them, by their numbers here.
     """
 
     def __init__(self, ranks: Sequence[int], job: int, *, by_change: bool = False) -> None:
         self.ranks = ranks
         self._job, self._by_change = job, by_change
-        self._watcher = SlowRankWatcher(len(ranks))
+        self.watcher = SlowRankWatcher(len(ranks))
         self._skipped = 0
         self._past: list[list[float]] = [[] for _ in ranks]
         self._usual: list[float] = []
@@ -150,16 +153,12 @@ class _Compared:
                 times = {name: seconds and seconds / self._usual[number] for name, seconds in known.items()}
                 record = msgspec.structs.replace(record, **times)
             mine[number] = record if number == rank else msgspec.structs.replace(record, rank=number)
-        return [VerdictEvent(self._of_job(event.verdict), event.ended) for event in self._watcher.update(step, mine)]
+        return [VerdictEvent(self._of_job(event.verdict), event.ended) for event in self.watcher.update(step, mine)]
 
     @property
     def open(self) -> list[Verdict]:
         """The verdicts that are open, with the job's numbers of ranks."""
-        return [self._of_job(verdict) for verdict in self._watcher.open]
-
-    def undecided(self) -> Undecided:
-        """Return who may be slow, by their numbers here."""
-        return self._watcher.undecided()
+        return [self._of_job(verdict) for verdict in self.watcher.open]
 
     def _learn(self, records: Sequence[StepRecord | None]) -> None:
         """Take in one of the first steps; after enough of them it is known how long each rank usually works."""

@@ -4,4 +4,5 @@ cgroup   The CPU quota that a process lives under, and how long it stood still b
 gpu      How a GPU does, from NVIDIA's management library: its clock, and why that is no higher
 process  What the kernel knows of this process: whether it had a CPU whenever it wanted one, and what kept it from
          working
+shares   Vitals as shares of a rank's own time: one number per row, comparable between ranks and times
 """

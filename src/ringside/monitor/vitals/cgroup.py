@@ -47,22 +47,20 @@ class KeptFile:
             self._fd = -1
 
 
-def parse_figures(text: str | None) -> dict[str, float]:
+def parse_figures(text: str | None) -> dict[str, int]:
     """Return lines of `name number` as a dict; whatever is not of that form is left out."""
-    found: dict[str, float] = {}
+    found: dict[str, int] = {}
     for line in (text or "").splitlines():
         words = line.split()
-        if len(words) == 2:
-            number = as_number(words[1])
-            if number is not None:
-                found[words[0]] = number
+        if len(words) == 2 and (number := as_number(words[1])) is not None:
+            found[words[0]] = number
     return found
 
 
-def as_number(text: str) -> float | None:
+def as_number(text: str) -> int | None:
     """Return a whole number in text; None where it is none."""
     try:
-        return float(int(text))
+        return int(text)
     except ValueError:
         return None
 
@@ -104,10 +102,9 @@ class CpuCgroup:
 
     def memory_pressure(self) -> Path | None:
         """Return the file with the memory pressure of this process's own cgroup, where there is one (v2)."""
-        for version, directory in self._directories(self._text or ""):
-            if version == 2 and (directory / "memory.pressure").exists():
-                return directory / "memory.pressure"
-        return None
+        own = self._directories(self._text or "")
+        files = (directory / "memory.pressure" for version, directory in own if version == 2)
+        return next(filter(Path.exists, files), None)
 
     def close(self) -> None:
         """Give the descriptors back."""

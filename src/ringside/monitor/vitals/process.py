@@ -94,11 +94,7 @@ class VitalSigns:
         self._io = KeptFile(root / "proc/self/io")
         self._root = root
         self._pressure: KeptFile | None = None
-        self._used: Used | None = None
-        self._ticks: tuple[float, float] | None = None
-        self._stalled: float | None = None
-        self._swapped: float | None = None
-        self._written: float | None = None
+        self._counted: dict[str, float | None] = {}
         self._reading_s = 0.0
         self.restart()
 
@@ -123,34 +119,33 @@ class VitalSigns:
             if part is not None:
                 part.close()
 
-    def _read(self, seconds: float) -> dict[str, float | int | None]:
+    def _growth(self, counter: str, count: float | None) -> float | None:
+        """Return by how much a counter has grown since it was read last; None: it cannot be read, now or then."""
+        before, self._counted[counter] = self._counted.get(counter), count
+        return None if before is None or count is None else count - before
+
+    def _read(self, seconds: float) -> dict[str, float | None]:
         """Return what happened in the last `seconds`, by fields of `Vitals`; what cannot be read is None or absent."""
-        known: dict[str, float | int | None] = {}
+        known: dict[str, float | None] = {}
         # Steal, of the CPUs it may run on.
         cpus = self._cpus()
         known["cpus"] = len(cpus) or None
-        ticks, self._ticks = self._ticks, _ticks(self._stat.read(), cpus)
-        if ticks is not None and self._ticks is not None:
-            stolen, wanted = self._ticks[0] - ticks[0], self._ticks[1] - ticks[1]
+        ticks = _ticks(self._stat.read(), cpus) or (None, None)
+        stolen, wanted = self._growth("stolen", ticks[0]), self._growth("wanted", ticks[1])
+        if stolen is not None and wanted is not None:
             known["steal_ratio"] = min(max(stolen / wanted, 0.0), 1.0) if wanted > 0 else 0.0
 
         # What it used, its faults, and pages read back from swap: that file is long, so it is read only where there
         # were faults, and once before.
-        used, self._used = self._used, self._usage()
-        if used is not None:
-            faults = self._used.major_faults - used.major_faults
-            known["cpu_seconds"] = self._used.cpu_seconds - used.cpu_seconds
-            known["major_faults"] = faults
-            known["preemptions"] = self._used.preemptions - used.preemptions
-            if faults or self._swapped is None:
-                swapped, self._swapped = self._swapped, parse_figures(self._swap.read()).get("pswpin")
-                if swapped is not None and self._swapped is not None:
-                    known["swapped_in_pages"] = int(self._swapped - swapped)
+        used = self._usage()
+        known["cpu_seconds"] = self._growth("cpu_seconds", used.cpu_seconds)
+        known["major_faults"] = faults = self._growth("major_faults", used.major_faults)
+        known["preemptions"] = self._growth("preemptions", used.preemptions)
+        if faults or (faults is not None and self._counted.get("swapped") is None):
+            known["swapped_in_pages"] = self._growth("swapped", parse_figures(self._swap.read()).get("pswpin"))
 
         known |= self._threads.read()
-        written, self._written = self._written, parse_figures(self._io.read()).get("write_bytes:")
-        if written is not None and self._written is not None:
-            known["written_bytes"] = int(self._written - written)
+        known["written_bytes"] = self._growth("written", parse_figures(self._io.read()).get("write_bytes:"))
 
         # Throttled time as the process feels it. The kernel adds it up over CPUs. Threads that always want a CPU run on
         # cpu / running time of them and stand still on as many, so of the time the share throttled / (cpu + throttled)
@@ -164,14 +159,10 @@ class VitalSigns:
         # Want of memory, in its own cgroup, or else on the machine: `some avg10=.. total=<µs>`.
         if self._pressure is None:
             self._pressure = KeptFile(self._cgroup.memory_pressure() or self._root / "proc/pressure/memory")
-        stalled, self._stalled = self._stalled, None
-        for line in (self._pressure.read() or "").splitlines():
-            kind, _, total = line.partition("total=")
-            if kind.startswith("some") and (micros := as_number(total)) is not None:
-                self._stalled = micros / 1e6
-                break
-        if stalled is not None and self._stalled is not None:
-            known["memory_stalled_seconds"] = max(self._stalled - stalled, 0.0)
+        lines = (line.partition("total=") for line in (self._pressure.read() or "").splitlines())
+        micros = next((as_number(total) for kind, _, total in lines if kind.startswith("some")), None)
+        stalled = self._growth("stalled", None if micros is None else micros / 1e6)
+        known["memory_stalled_seconds"] = None if stalled is None else max(stalled, 0.0)
         return known | (self.gpu.read() if self.gpu is not None else {})
 
 
@@ -220,7 +211,7 @@ class _Threads:
         self._files: dict[str, KeptFile] = {}
         self._times: dict[str, tuple[float, float]] = {}
 
-    def read(self) -> dict[str, float | int | None]:
+    def read(self) -> dict[str, float | None]:
         """Return what the thread that wanted a CPU longest since the last call got of it."""
         with contextlib.suppress(OSError):
             # Thread ids grow: the shortest, then the least, are the oldest threads.
@@ -257,7 +248,7 @@ def _ticks(text: str | None, cpus: set[int]) -> tuple[float, float] | None:
     own = [rows[name] for cpu in cpus if (name := f"cpu{cpu}") in rows]
     if not own or len(own) == len(rows) - 1:  # all of them: the kernel's own sum
         own = [rows["cpu"]] if "cpu" in rows else []
-    columns = [[as_number(word) or 0.0 for word in row.split()[1:]] for row in own]
+    columns = [[as_number(word) or 0 for word in row.split()[1:]] for row in own]
     whole = [column for column in columns if len(column) > _STEAL]
     if not whole:
         return None

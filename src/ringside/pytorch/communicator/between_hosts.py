@@ -101,9 +101,16 @@ class BetweenHosts:
             weight: This rank's, and its list's fingerprint (`ringside.engine.dtypes`); None: there is none.
         """
         if weight is None:
-            reduction = Reduction(dtype, op, scale, wire=self._options.wire)
-            if reduction.wire is not None and reduction.wire.sums_only and not reduction.is_encoded:
-                self._say_it_travels_whole(reduction)
+            wire = self._options.wire
+            reduction = Reduction(dtype, op, scale, wire=wire)
+            if wire is not None and wire.sums_only and not (reduction.is_encoded or self._has_said_whole):
+                self._has_said_whole = True
+                _log.warning(
+                    "wire_dtype=%r is for sums and means of float32: others, such as %s of %s, travel as they are",
+                    wire.dtype,
+                    OPS[op],
+                    DTYPES[dtype],
+                )
             return reduction
         roster = self.across.rank_map
         rows = np.zeros((roster.size, 2))  # each rank's weight, and its list's fingerprint
@@ -116,17 +123,6 @@ class BetweenHosts:
         if not sum(scales) > 0:
             raise UsageError("the weights of all ranks sum to 0, so there is no mean")
         return Reduction(dtype, op, weight[0], scales=scales, divisor=math.fsum(scales), wire=self._options.wire)
-
-    def _say_it_travels_whole(self, reduction: Reduction) -> None:
-        """Log, once, that something is not float32's sum or mean, and so is not rounded."""
-        if not self._has_said_whole:
-            self._has_said_whole = True
-            _log.warning(
-                "wire_dtype=%r is for sums and means of float32: others, such as %s of %s, travel as they are",
-                self._options.wire.dtype if self._options.wire is not None else "",
-                OPS[reduction.op],
-                DTYPES[reduction.dtype],
-            )
 
     def all_reduce(self, flat: Flat, reduction: Reduction, fixed: AlgorithmSpec | None, key: Key | None) -> None:
         """Reduce a tensor; without a fixed algorithm, by the one that the tuner chooses at this point of the run.
@@ -189,13 +185,7 @@ class BetweenHosts:
         return wire if isinstance(wire, BlockScaling) and self._options.feeds_back else None
 
     def start_storage(
-        self,
-        flat: Flat,
-        storage: Storage | None,
-        *,
-        scale: float,
-        stamp_ns: int,
-        feedback: ErrorFeedback | None = None,
+        self, flat: Flat, storage: Storage | None, *, scale: float, stamp_ns: int, feedback: ErrorFeedback | None = None
     ) -> PendingAllReduce | None:
         """Start to all-reduce (sum) a gradient bucket on the thread that calls, and return what is waited for.
 
@@ -236,7 +226,8 @@ class BetweenHosts:
             self._told = name
             session = sessions.current()
             if session is not None and session.size == self.across.rank_map.size:
-                session.gradients_carried(name, self._options.wire.dtype if self._options.wire else "float32")
+                wire_dtype = self._options.wire.dtype if self._options.wire else "float32"
+                session.put_event("carried", {"algorithm": name, "wire_dtype": wire_dtype})
 
     def _choose(
         self, size_bytes: int, reduction: Reduction, fixed: AlgorithmSpec | None
@@ -265,4 +256,4 @@ def record_algorithm_change(roster: RankMap, change: AlgorithmChange) -> None:
         hosts = {"ranks": [roster.hosts[end][0] for end in ends], "hosts": [roster.names[end] for end in ends]}
         links.append({**hosts, "bytes_per_s": link.bytes_per_s, "usual_bytes_per_s": link.usual})
     fields = {name: value for name, value in vars(change).items() if name not in ("slow", "found")}
-    session.algorithm_changed({**fields, "links": links})
+    session.put_event("revised", {"step": session.clock.step, **fields, "links": links})

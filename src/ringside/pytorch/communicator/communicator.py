@@ -107,14 +107,7 @@ class GroupCommunicator(Collectives):
     """
 
     def __init__(
-        self,
-        store: Store,
-        rank: int,
-        size: int,
-        options: Options,
-        *,
-        machine: str = "",
-        device: OnDevice | None = None,
+        self, store: Store, rank: int, size: int, options: Options, *, machine: str = "", device: OnDevice | None = None
     ) -> None:
         self.rank, self.size, self._options, self._machine = rank, size, options, machine
         self.settings = options.settings

@@ -17,12 +17,11 @@ from ringside.monitor.replicas import digest_steps
 from ringside.pytorch.communicator.communicator import GroupCommunicator
 from ringside.pytorch.communicator.communicator import communicator as group_communicator
 from ringside.pytorch.ddp.attached_model import Attachment, attachment_of, hold, own_hook, satisfies
-from ringside.pytorch.ddp.reducers import BucketReducer, NativeReducer
-from ringside.pytorch.ddp.ringside_reducer import RingsideReducer
+from ringside.pytorch.ddp.reducers import NativeReducer
+from ringside.pytorch.ddp.ringside_reducer import BucketReducer, RingsideReducer
 from ringside.pytorch.ddp.watcher import user_hook_name
 from ringside.pytorch.recording import session as sessions
-from ringside.pytorch.recording.parameter_digests import agree_on_digests
-from ringside.pytorch.store import EngineDecision, OwnTimeout, agree_on_engine, first_error
+from ringside.pytorch.store import EngineDecision, OwnTimeout, agree_on_engine, decide, first_error
 
 ENGINES = ("auto", "ringside", "native")
 
@@ -74,12 +73,11 @@ def attach(
         raise UsageError(f"there is no engine {requested!r}; there are {', '.join(ENGINES)}")
     if os.environ.get("RINGSIDE", "").lower() in ("off", "0"):
         return Attachment(model, "RINGSIDE=off")
-    if getattr(model, "_use_python_reducer", False):
+    if model._use_python_reducer:
         why = "torch.compile has its gradients reduced as they are compiled (optimize_ddp = 'python_reducer')"
         if requested == "ringside":
             raise UnsupportedError(f"the ringside engine does not support this model: {why}")
-        if dist.get_rank() == 0:
-            _warn_once(f"ringside leaves this model alone: {why}")
+        _warn_once(f"ringside leaves this model alone: {why}")
         return Attachment(model, why)
     every = digest_steps(digest_every)
     earlier = attachment_of(model)
@@ -92,22 +90,20 @@ def attach(
     decision, reducer = _open_reducer(model, requested)
     if requested == "ringside" and decision.engine != "ringside":
         raise UnsupportedError(f"the ringside engine does not support this model: {decision.why}")
-    if decision.engine != "ringside" and requested != "native" and dist.get_rank() == 0:
+    if decision.engine != "ringside" and requested != "native":
         _warn_once(f"ringside only watches this model: {decision.why}")
-    if monitor and dist.get_world_size(model.process_group) < dist.get_world_size():
-        # Ranks of different groups do different work, and nobody may be compared with them (or wait for their records).
-        if dist.get_rank(model.process_group) == 0:
-            _warn_once("steps of a model that only some ranks train are not recorded yet, only synchronised")
-        monitor = False
 
     # 3. The monitor; where it cannot be made, training goes on without.
-    every = agree_on_digests(model.process_group, every) if monitor else 0
-    session = None
+    if monitor and dist.get_world_size(model.process_group) < dist.get_world_size():
+        # Ranks of different groups do different work, and nobody may be compared with them (or wait for their records).
+        text = "steps of a model that only some ranks train are not recorded yet, only synchronised"
+        _warn_once(text, model.process_group)
+        monitor = False
+    session: sessions.Session | None = None
     if monitor:
-        try:
+        every = decide(model.process_group, "digests", every, lambda offers: offers[0], int)
+        with Guard("watching this rank"):
             session = sessions.begin(run_dir, decision.engine)
-        except Exception as error:
-            Guard("watching this rank").trip(error)
 
     # 4. At exit peers learn that this rank leaves before its session waits for theirs: exit handlers run last to first.
     _reducers.add(reducer)
@@ -119,11 +115,11 @@ def attach(
 _warned: weakref.WeakKeyDictionary[dist.ProcessGroup, set[str]] = weakref.WeakKeyDictionary()
 
 
-def _warn_once(message: str) -> None:
-    """Warn, but not again for the next model of the same job."""
+def _warn_once(message: str, group: dist.ProcessGroup | None = None) -> None:
+    """Warn on rank 0, of the job or of a group, but not again for the next model of the same job."""
     assert dist.group.WORLD is not None  # there is a model with a process group
     warned = _warned.setdefault(dist.group.WORLD, set())
-    if message not in warned:
+    if dist.get_rank(group) == 0 and message not in warned:
         warned.add(message)
         _log.warning("%s", message)
 

@@ -26,12 +26,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ringside.autoload.after_import import after_import
 from ringside.isolation import Guard
 from ringside.monitor.step_clock import StepClock
-from ringside.pytorch.ddp.backward import FollowedBackward
-from ringside.pytorch.ddp.bucket_memory import finish_backward
 from ringside.pytorch.ddp.cuda_events import marker_of
 from ringside.pytorch.ddp.hook import GradientHook
-from ringside.pytorch.ddp.reducers import BucketReducer, UserHook
-from ringside.pytorch.ddp.ringside_reducer import RingsideReducer
+from ringside.pytorch.ddp.reducers import UserHook
+from ringside.pytorch.ddp.ringside_reducer import BucketReducer, RingsideReducer
 from ringside.pytorch.ddp.watcher import BackwardWatch
 from ringside.pytorch.hang_watch.board import NoBoard
 from ringside.pytorch.recording import session as sessions
@@ -40,7 +38,8 @@ from ringside.pytorch.recording.session import Session
 from ringside.pytorch.store import EngineDecision
 
 _log = logging.getLogger(__name__)
-
+Followed = GradientHook | BackwardWatch
+"""A backward whose gradients are reduced by us, or only watched."""
 
 _attachments: MutableMapping[Any, Attachment] = WeakIdKeyDictionary()
 """Of each attached model."""
@@ -80,11 +79,7 @@ class Attachment:
     """
 
     def __init__(
-        self,
-        model: DistributedDataParallel,
-        why: str,
-        session: Session | None = None,
-        backward: FollowedBackward | None = None,
+        self, model: DistributedDataParallel, why: str, session: Session | None = None, backward: Followed | None = None
     ) -> None:
         self._model = weakref.ref(model)  # whose attachment it is in `_attachments` while it lives
         self._group = model.process_group
@@ -117,10 +112,11 @@ class Attachment:
             self.session.remove_model(self._digests)
         backward.stop(self._group, _idle_clock())
         if model is not None and backward.is_unfinished:
-            finish_backward(model)
-            backward.is_unfinished = False
+            # The next backward is one anew. It may make its buckets once more, a collective: all ranks do this alike.
+            model.reducer._reset_state()
+        backward.is_unfinished = False
 
-    def _record_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], backward: FollowedBackward) -> None:
+    def _record_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], backward: Followed) -> None:
         """What may break here is no matter of training's: the guard runs it."""
         if not torch.is_grad_enabled():
             self._clock.forward_begins(0)
@@ -160,7 +156,7 @@ def hold(
     clock = session.clock if session is not None else _idle_clock()
     # DDP takes one hook in its life: a model that has ours already keeps it. Only watching needs none.
     ours = own_hook(model)
-    backward: FollowedBackward
+    backward: Followed
     if ours is None and decision.engine != "ringside":
         backward = BackwardWatch(model, clock)
     else:
@@ -196,8 +192,8 @@ def _put_hook(model: DistributedDataParallel, hook: GradientHook, session: Sessi
     if isinstance(hook.reducer, RingsideReducer):
         hook.reducer.share_buckets(model, lambda: hook.backwards)
         if session is not None:
-            number = _numbers.setdefault(model, next(_count))
-            hook.reducer.on_memory = functools.partial(session.gradient_memory, number)
+            own = {"model": _numbers.setdefault(model, next(_count))}
+            hook.reducer.on_memory = lambda memory: session.put_event("gradient_memory", {**own, **memory})
     if own_hook(model) is None or model.reducer is not ddp_reducer:  # sharing may make another one
         dist._register_comm_hook(model.reducer, weakref.ref(model), hook.run)  # type: ignore[attr-defined]
         _hooks[model] = hook
@@ -227,7 +223,7 @@ def own_hook(model: DistributedDataParallel) -> GradientHook | None:
     return _hooks.get(model)
 
 
-def backward_of(model: DistributedDataParallel) -> FollowedBackward | None:
+def backward_of(model: DistributedDataParallel) -> Followed | None:
     """Return what reduces or watches a model's gradients; of a detached one our hook, which DDP still calls."""
     attachment = _attachments.get(model)
     return _hooks.get(model) if attachment is None else attachment._backward
@@ -248,9 +244,8 @@ def _change_methods() -> None:
         "_register_builtin_comm_hook": _register_builtin_comm_hook,
     }
     for name, changed in methods.items():
-        if hasattr(ddp, name):
-            _stock[name] = getattr(ddp, name)
-            setattr(ddp, name, functools.wraps(_stock[name])(changed))
+        _stock[name] = getattr(ddp, name)
+        setattr(ddp, name, functools.wraps(_stock[name])(changed))
     # The all-reduce by which a rank learns how many go on under `model.join()` is what our hook divides by.
     stock = _stock["notify_join_context"] = Join.notify_join_context
     Join.notify_join_context = staticmethod(functools.wraps(stock)(_notify_join_context))  # type: ignore[method-assign]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -38,16 +37,6 @@ class FollowedBackward:
         self._board_guard = Guard("the hang watch of this rank")
         # Of the backward under way: whether `ctrl_c` expects it, and has seen it begin.
         self._expects = self._begun = False
-
-    @property
-    def counters(self) -> Counter[str]:
-        """Collectives by what reduced them, such as `ringside/push` or `gloo`."""
-        raise NotImplementedError
-
-    @property
-    def has_user_hook(self) -> bool:
-        """Whether a hook of the user's own reduces the buckets."""
-        raise NotImplementedError
 
     def stop(self, group: dist.ProcessGroup, clock: StepClock) -> None:
         """Watch no longer, and leave the gradients to the group.

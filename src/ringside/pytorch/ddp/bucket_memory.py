@@ -66,15 +66,12 @@ def share_buckets(model: DistributedDataParallel, backwards: Callable[[], int]) 
     """
     if model.reducer in _known:
         return
-    stays = model.gradient_as_bucket_view or model.static_graph or not hasattr(model.reducer, "_reset_state")
-    if model.find_unused_parameters and not model.static_graph:
-        late = getattr(model, "_lazy_init_ran", True)
-    else:
-        late = stays and getattr(model, "_has_rebuilt_buckets", False)
-    if late:
+    stays = model.gradient_as_bucket_view or model.static_graph
+    rebuilds = model.static_graph or not model.find_unused_parameters
+    if (stays and model._has_rebuilt_buckets) if rebuilds else model._lazy_init_ran:
         if torch.distributed.get_rank() == 0:
             warn_copied("attach(model) came after the model's first steps; call it before them")
-    elif model.static_graph or not model.find_unused_parameters:
+    elif rebuilds:
         if not stays:
             # Also where nothing was rebuilt yet: a rank that had no batch so far (Join) could not tell.
             _to_rebuild[model.reducer] = weakref.ref(model), backwards, backwards()
@@ -105,15 +102,6 @@ def make_reducer(model: DistributedDataParallel, make: Callable[[], None], stati
         with BucketsShared():
             make()
     _known.add(model.reducer)
-
-
-def finish_backward(model: DistributedDataParallel) -> None:
-    """Let a model begin anew whose backward failed before DDP had ended it.
-
-    It may make its buckets once more, which is a collective: all ranks do this alike.
-    """
-    if hasattr(model.reducer, "_reset_state"):
-        model.reducer._reset_state()
 
 
 @functools.cache

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class CudaEvents:
-    """Sets marks on streams of one device; see `ringside.monitor.step_clock.Marker`.
+    """Sets marks on streams of one device; see `ringside.monitor.device_marks.Marker`.
 
     Args:
         device: The device.
@@ -91,11 +91,6 @@ class CudaEvents:
         """Tell whether the device has come to a mark."""
         with self.beside_captures():
             return bool(mark.query())  # type: ignore[no-untyped-call]
-
-    def seconds(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> float:
-        """Return how long it took from one mark to another."""
-        with self.beside_captures():
-            return float(earlier.elapsed_time(later)) * 1e-3
 
     def times(self, since: torch.cuda.Event, marks: Collection[torch.cuda.Event | None]) -> list[float]:
         """Return how long after a mark the device came to each of others, seconds; NaN: it has not, or it is None."""

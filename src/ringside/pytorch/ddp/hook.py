@@ -18,7 +18,8 @@ from ringside.engine.runtime.interrupts import ctrl_c
 from ringside.errors import ClosedError
 from ringside.monitor.step_clock import StepClock
 from ringside.pytorch.ddp.backward import FollowedBackward, queue_callback
-from ringside.pytorch.ddp.reducers import BucketReducer, NativeReducer, UserHook, UserHookReducer
+from ringside.pytorch.ddp.reducers import NativeReducer, UserHook, UserHookReducer
+from ringside.pytorch.ddp.ringside_reducer import BucketReducer
 
 
 class GradientHook(FollowedBackward):

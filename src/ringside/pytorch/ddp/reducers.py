@@ -1,7 +1,7 @@
 """What averages gradient buckets: Ringside's engine, the process group's own collective, or a hook of the user's.
 
 A reducer is given buckets while backward is still computing, is waited for when backward has no work left, and then
-reports what the synchronisation took. Ringside's own is in `ringside_reducer.py`.
+reports what the synchronisation took. Ringside's own is in `ringside_reducer.py`, with the same methods.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,41 +24,6 @@ from ringside.monitor.step_clock import SyncTimes, Told
 
 _SPANS_KEPT = 4096
 UserHook = Callable[[Any, GradBucket], "Future[torch.Tensor]"]
-
-
-class BucketReducer(Protocol):
-    """Synchronises the gradients of one model.
-
-    Attributes:
-        counters: Collectives by what reduced them, such as `ringside/push` or `gloo`.
-        outcomes: What became of the buckets.
-        will_wait: Whether `wait` is going to be called for the bucket that comes next, and raises what goes wrong.
-    """
-
-    counters: Counter[str]
-    outcomes: BucketOutcomes
-    will_wait: bool
-
-    def reduce(self, bucket: GradBucket, share: float | None = None) -> Future[torch.Tensor]:
-        """Start averaging a bucket over the ranks; or with a share, summing what is multiplied by each rank's."""
-
-    def defer_wait(self) -> bool:
-        """Let DDP wait for one bucket after the other, and copy each while others are under way; `wait` comes after.
-
-        What goes wrong meanwhile does not reach DDP, but is raised by `wait`. False: `wait` has to come first.
-        """
-
-    def wait(self) -> None:
-        """Wait for every bucket of this backward; raise what went wrong."""
-
-    def pop_timings(self) -> Told:
-        """Set apart what this backward's synchronisation took; the result works it out, on any thread and later."""
-
-    def abort(self) -> bool:
-        """After an error, end all that is under way, so that DDP waits for none; False: the group reports it again."""
-
-    def close(self, *, at_once: bool = False) -> None:
-        """Release what the reducer holds, after or (at once) before what is under way is done."""
 
 
 class BucketOutcomes:
@@ -102,17 +67,22 @@ class BucketOutcomes:
 
     def raise_first(self) -> None:
         """DDP waits no longer: raise what went wrong first, once."""
-        error = self._errors[0] if self._errors else None
-        self._errors = []
-        if error is not None:
+        errors, self._errors = self._errors, []
+        if errors:
             try:
-                raise error
+                raise errors[0]
             finally:
-                del error  # or it would keep this frame, and the frame it
+                errors.clear()  # or they would keep this frame, and the frame them
 
 
 class NativeReducer:
-    """The process group's own all-reduce: for what the engine does not take, and once Ringside is detached."""
+    """The process group's own all-reduce: for what the engine does not take, and once Ringside is detached.
+
+    Attributes:
+        counters: Collectives by what reduced them, such as `ringside/push` or `gloo`.
+        outcomes: What became of the buckets.
+        will_wait: Whether `wait` is going to be called for the bucket that comes next, and raises what goes wrong.
+    """
 
     _defers = True  # DDP may wait for what it reduces
 
@@ -126,7 +96,10 @@ class NativeReducer:
         self.counters: Counter[str] = Counter() if counters is None else counters
 
     def reduce(self, bucket: GradBucket, share: float | None = None) -> Future[torch.Tensor]:
-        """Start the group's all-reduce, to the bit as DDP would without a hook (it multiplies by 1/size)."""
+        """Start averaging a bucket over the ranks, to the bit as DDP would without a hook (it multiplies by 1/size).
+
+        With a share, what is multiplied by each rank's is summed.
+        """
         buffer = bucket.buffer().mul_(self._scale if share is None else share)
         began = self._begin(bucket)
         work = dist.all_reduce(buffer, group=self._group, async_op=True)
@@ -170,7 +143,11 @@ class NativeReducer:
         return observed
 
     def defer_wait(self) -> bool:
-        """Let DDP wait, as it would without a hook."""
+        """Let DDP wait for one bucket after the other, as without a hook, and copy each while others are under way.
+
+        What goes wrong meanwhile does not reach DDP, but is raised by `wait`, which comes after. False: `wait` has to
+        come first.
+        """
         return self._defers and self.has_buckets and self.outcomes.will_wait and self.outcomes.is_empty
 
     @property
@@ -179,14 +156,17 @@ class NativeReducer:
         return bool(self._under_way)
 
     def wait(self) -> None:
-        """Wait for the group."""
+        """Wait for every bucket of this backward; raise what went wrong."""
         futures, self._under_way = self._under_way, []
         for future in futures:
             future.wait()
         self.outcomes.raise_first()
 
     def pop_timings(self) -> Told:
-        """Set apart what it took; who was late is found later, by comparing ranks."""
+        """Set apart what this backward's synchronisation took; the result works it out, on any thread and later.
+
+        Who was late is found by comparing ranks.
+        """
         return functools.partial(self._sync_times, self.outcomes.pop_spans())
 
     def _sync_times(self, spans: Collection[CollectiveSpan]) -> SyncTimes:
@@ -200,11 +180,11 @@ class NativeReducer:
         )
 
     def abort(self) -> bool:
-        """Leave it to the group, which is as broken as it is without us."""
+        """After an error, end all that is under way, so that DDP waits for none; False: the group reports it again."""
         return False
 
     def close(self, *, at_once: bool = False) -> None:
-        """Nothing is held."""
+        """Release what is held, after or (at once) before what is under way is done: here nothing is."""
 
 
 class UserHookReducer(NativeReducer):

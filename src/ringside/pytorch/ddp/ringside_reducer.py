@@ -172,8 +172,8 @@ class RingsideReducer:
     Attributes:
         communicator: As given.
         feedback: What is kept of what is rounded away of buckets; None: nothing is.
-        memory: How many buckets, and bytes, are shared and copied; {} before the first backward.
-        on_memory: Called with that after the first backward, and whenever it has changed.
+        on_memory: Called with how many buckets, and bytes, are shared and copied, after the first backward and whenever
+            that has changed.
         patience_s: How long the last bucket on one host is left to the thread that waits for it, seconds.
     """
 
@@ -200,7 +200,6 @@ class RingsideReducer:
         self._open: BucketAllReduce | None = None  # the newest bucket, unless it was the last of its backward
         self._meter = CollectiveMeter()
         self.counters = self._native.counters
-        self.memory: dict[str, int] = {}
         self.on_memory: Callable[[dict[str, int]], None] = lambda memory: None
         # The model may be garbage collected without a word: the queue's thread must not outlive it.
         weakref.finalize(self, _close_queue, self._queue, communicator, self._interruptible).atexit = False
@@ -294,7 +293,6 @@ class RingsideReducer:
         self._under_way.clear()
         news = self._storages.news()
         if news:
-            self.memory = news
             self.on_memory(news)
 
     def pop_timings(self) -> Told:
@@ -340,6 +338,10 @@ class RingsideReducer:
             self._queue.close(self.communicator.abort, 0.0)
         else:
             self._queue.close(self.communicator.close, FINISH_S)
+
+
+BucketReducer = NativeReducer | RingsideReducer
+"""What averages the gradient buckets of one model."""
 
 
 def _close_queue(

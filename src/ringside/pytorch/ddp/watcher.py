@@ -45,6 +45,7 @@ class BackwardWatch(FollowedBackward):
         clock: Informed when backward and synchronisation end.
 
     Attributes:
+        counters: Collectives by what reduced them: the group's backend, or `hook:` and the name of the user's hook.
         marks: Set marks in the queue of the model's device; None: the host's clock is enough.
         sync_marks: Those before and behind the newest synchronisation.
     """
@@ -54,7 +55,7 @@ class BackwardWatch(FollowedBackward):
         self.marks: DeviceEvents | None = None
         self._model = weakref.ref(model)
         self._group_name = str(model.process_group.group_name)
-        self._counters: Counter[str] = Counter()
+        self.counters: Counter[str] = Counter()
         user = user_hook_name(model)
         self._name = f"hook:{user}" if user else str(dist.get_backend(model.process_group))
         # Whether DDP reduces in the next backward: it has been told so by a forward pass.
@@ -68,11 +69,6 @@ class BackwardWatch(FollowedBackward):
         self._handle: Any = None
         self.guard.run(self._read_buckets, model)
         self.guard.run(self._watch_first_parameter, model)
-
-    @property
-    def counters(self) -> Counter[str]:
-        """Collectives by what reduced them: the group's backend, or `hook:` and the name of the user's hook."""
-        return self._counters
 
     @property
     def has_user_hook(self) -> bool:
@@ -182,7 +178,7 @@ class BackwardWatch(FollowedBackward):
         self.backwards += 1
         if not self._are_buckets_final:
             self._read_buckets(model)
-        self._counters[self._name] += len(self._bucket_bytes)
+        self.counters[self._name] += len(self._bucket_bytes)
         self.clock.sync_ends(self.set_apart)
 
     def broken_off(self) -> None:
@@ -235,9 +231,4 @@ def _broken_off(of_watch: weakref.ref[BackwardWatch], callback: weakref.ref[Any]
 
 
 # Ctrl-C must not break these off, and all ranks with them: it is kept, and raised by `_synchronised`.
-ctrl_c.spares(
-    _on_gradient,
-    BackwardWatch.backward_begins,
-    BackwardWatch._no_work_left,
-    BackwardWatch._synchronised,
-)
+ctrl_c.spares(_on_gradient, BackwardWatch.backward_begins, BackwardWatch._no_work_left, BackwardWatch._synchronised)

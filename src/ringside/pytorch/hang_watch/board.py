@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from ringside.decoding import UNDECODABLE
 from ringside.errors import DeadlineError, MismatchError, PeerLostError, SyncError
 from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS, WARM_UP_PASSES
 from ringside.monitor.hang.rank_state import Failure, RankState, WaitingCall
@@ -61,7 +62,6 @@ _ENTERED, _MOVED, _WAITING = _AT["entered"], _AT["moved_at"], _AT["waiting_since
 _encode, _decode_failure = msgspec.json.encode, msgspec.json.Decoder(Failure).decode
 _decode_awaited = msgspec.json.Decoder(tuple[str, int, list[int]]).decode
 _decode_counts = msgspec.json.Decoder(dict[str, int]).decode
-_DAMAGED = (msgspec.DecodeError, msgspec.ValidationError)
 
 
 class ProgressPage:
@@ -229,25 +229,21 @@ class ProgressView:
             if number == seq:  # else it is being overwritten
                 calls.append(WaitingCall(seq, OPS[op % len(OPS)], size_bytes))
         failure, text = None, self.text("failure")
-        with contextlib.suppress(*_DAMAGED):  # it may be half written
+        with contextlib.suppress(*UNDECODABLE):  # it may be half written
             failure = _decode_failure(text) if text else None
         call = "" if head["waiting_since"] or not head["call_since"] else self.text("call")
         group, number, ranks = "", 0, list[int]()
         counts: dict[str, int] = {}
-        with contextlib.suppress(*_DAMAGED):
+        with contextlib.suppress(*UNDECODABLE):
             counts = _decode_counts(text) if (text := self.text("counts")) else counts
             if call and (text := self.text("awaited")):
                 group, number, ranks = _decode_awaited(text)
         return RankState(
             rank=self.rank,
-            step=head["step"],
-            entered=head["entered"],
-            synced=head["synced"],
+            **{field: head[field] for field in ("step", "entered", "synced", "longest_s", "group_seq")},
             waiting_s=max(now - waiting, 1e-9) if waiting else 0.0,
             still_s=max(now - max(head["moved_at"], head["group_moved_at"]), 0.0),
-            longest_s=head["longest_s"],
             calls=calls,
-            group_seq=head["group_seq"],
             call=call,
             call_bytes=head["call_bytes"] if call else 0,
             group=group,

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributed import distributed_c10d
 
 import ringside.errors
 from ringside.processes import catches, hold, signal_mask, start_time
@@ -20,35 +21,8 @@ _OURS = os.path.dirname(os.path.abspath(ringside.errors.__file__)) + os.sep
 _LIBRARY = os.path.join(sysconfig.get_paths()["stdlib"], "")
 _COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
 _DDP = os.path.join("torch", "nn", "parallel", "distributed.py")
-_CALLS = frozenset(
-    [
-        "all_reduce",
-        "all_reduce_coalesced",
-        "reduce",
-        "reduce_scatter",
-        "reduce_scatter_tensor",
-        "all_gather",
-        "all_gather_coalesced",
-        "all_gather_into_tensor",
-        "all_gather_object",
-        "gather",
-        "gather_object",
-        "scatter",
-        "scatter_object_list",
-        "all_to_all",
-        "all_to_all_single",
-        "broadcast",
-        "broadcast_object_list",
-        "send",
-        "send_object_list",
-        "recv",
-        "recv_object_list",
-        "barrier",
-        "monitored_barrier",
-        "new_group",
-        "destroy_process_group",
-    ]
-)
+_CALLS = frozenset(distributed_c10d.__all__)
+"""Collectives, and what no thread stands in for long."""
 _BUFFERS = frozenset(("_distributed_broadcast_coalesced", "_default_broadcast_coalesced"))
 _TENSORS = ("tensor", "input_tensor", "output_tensor", "input", "output")
 _DEEPEST = 400  # frames: a recursion is not followed for ever

@@ -19,6 +19,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed.distributed_c10d import ReduceOp
 
 from ringside.engine.dtypes import DTYPES
+from ringside.engine.transports.gloo_all_reduce import REDUCE_OPS
 from ringside.errors import UnsupportedError, UsageError
 
 _ORDER = [
@@ -110,16 +111,7 @@ def limit_of(opts: Any, own_s: float | None) -> float | None:
 # -------------------------------------------------------------------------------------------------
 # Tensors as the engine takes them.
 
-_OPS = {
-    ReduceOp.SUM: "sum",
-    ReduceOp.AVG: "avg",
-    ReduceOp.PRODUCT: "prod",
-    ReduceOp.MIN: "min",
-    ReduceOp.MAX: "max",
-    ReduceOp.BAND: "band",
-    ReduceOp.BOR: "bor",
-    ReduceOp.BXOR: "bxor",
-}
+_OPS = {ReduceOp.AVG: "avg", **{op: name for name, op in REDUCE_OPS.items()}}
 ENGINES_OWN = frozenset(getattr(torch, name) for name in DTYPES)
 
 

@@ -45,7 +45,7 @@ class GlooBackend(RingsideBackend):
 
     def carry_elsewhere(self, collective: str, name: str, args: tuple[Any, ...]) -> Any:
         """Give a collective of tensors on GPUs to Gloo."""
-        _say(logging.INFO, "tensors on GPUs in groups of the backend gloo are carried by Gloo")
+        _log_once(logging.INFO, "tensors on GPUs in groups of the backend gloo are carried by Gloo")
         return GlooWork(self.counters.through_gloo(collective, getattr(self._gloo, name), *args))
 
 
@@ -154,12 +154,11 @@ def _all_agree(store: Store, rank: int, size: int, timeout: timedelta) -> bool:
         stock = [r for r in absent if store.check([f"0/{r}"]) and not part.check([str(r)])]
         if stock:
             if rank == min(set(range(size)) - set(stock)):
-                _say(logging.WARNING, f"{_STAYS}: without Ringside are {name_ranks(stock)}")
+                _log_once(logging.WARNING, f"{_STAYS}: without Ringside are {name_ranks(stock)}")
             return False
         if time.monotonic() > deadline:
             raise DeadlineError(
-                f"{timed_out(timeout.total_seconds())}: {name_ranks(absent)} did not make the process group",
-                absent,
+                f"{timed_out(timeout.total_seconds())}: {name_ranks(absent)} did not make the process group", absent
             )
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -172,7 +171,7 @@ def _all_agree(store: Store, rank: int, size: int, timeout: timedelta) -> bool:
                 why = f"{name} {getattr(own, name)}, where rank 0 has {getattr(first, name)}"
         if why:
             if rank == 0:
-                _say(logging.WARNING, f"{_STAYS}: rank {r} on host {own.host}: {why}")
+                _log_once(logging.WARNING, f"{_STAYS}: rank {r} on host {own.host}: {why}")
             return False
     return True
 
@@ -185,6 +184,6 @@ def _own(size: int, timeout: timedelta) -> Announcement:
 
 
 @functools.cache
-def _say(level: int, message: str) -> None:
+def _log_once(level: int, message: str) -> None:
     """Log it once per process."""
     _log.log(level, "%s", message)

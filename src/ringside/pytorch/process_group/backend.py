@@ -66,19 +66,8 @@ class RingsideBackend(Carrier, Backend):
             'for those on GPUs make the group with "cpu:ringside,cuda:nccl"'
         )
 
-    # ----------------------------------------------------------------------------------- between two ranks
-
-    def send(self, tensors: list[torch.Tensor], dst_rank: int, tag: int) -> Any:
-        """Send a tensor to one rank (Gloo)."""
-        return GlooWork(self.counters.through_gloo("send", self._gloo.send, tensors, dst_rank, tag))
-
-    def recv(self, tensors: list[torch.Tensor], src_rank: int, tag: int) -> Any:
-        """Receive a tensor of one rank (Gloo)."""
-        return GlooWork(self.counters.through_gloo("recv", self._gloo.recv, tensors, src_rank, tag))
-
-    def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> Any:
-        """Receive a tensor of any rank (Gloo)."""
-        return GlooWork(self.counters.through_gloo("recv_anysource", self._gloo.recv_anysource, tensors, tag))
+    def _between_two(self, name: str, tensors: list[torch.Tensor], *where: int) -> Any:
+        return GlooWork(self.counters.through_gloo(name, getattr(self._gloo, name), tensors, *where))
 
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks; rank 0 raises an error that names those that did not come (Gloo)."""

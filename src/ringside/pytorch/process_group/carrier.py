@@ -40,6 +40,7 @@ class Carrier:
         counters: Which engine ran which collectives.
         engine: Runs those of CPU tensors.
         limit_s: The longest wait that `set_timeout` has set since, seconds; None: none was.
+        shares_buckets: Whether there are other ranks, all on this host, that could map a bucket.
         native: The same ranks as torch's own: Gloo and, in a group, what carries tensors on GPUs.
         backend_name: What the group is asked for by.
     """
@@ -74,6 +75,7 @@ class Carrier:
         self.engine = Engine(PrefixStore("engine", store), rank, size, limit_s)
         self._posts = self.engine.inside is not None and size <= MOST_RANKS
         self._buckets = SharedBuckets(self.engine.inside) if self.engine.inside is not None and size > 1 else None
+        self.shares_buckets = self._buckets is not None
 
     def execute(self, collective: collectives.Collective, args: tuple[Any, ...]) -> RingsideWork:
         """Run a collective of CPU tensors, here and now, or (`asyncOp`) where it is waited for or in background.
@@ -130,11 +132,6 @@ class Carrier:
             self._coalesced.append(work)
         return work
 
-    @property
-    def shares_buckets(self) -> bool:
-        """Whether there are other ranks, all on this host, that could map a bucket."""
-        return self._buckets is not None
-
     def carry_elsewhere(self, collective: str, name: str, args: tuple[Any, ...]) -> Any:
         """Carry out a collective whose tensors are not in the memory of the host, or refuse it.
 
@@ -143,6 +140,21 @@ class Carrier:
             name: What torch calls it by.
             args: Tensors, then options.
         """
+        raise NotImplementedError
+
+    def send(self, tensors: list[torch.Tensor], dst_rank: int, tag: int) -> Any:
+        """Send a tensor to one rank (Gloo; in a group of ours, NCCL on GPUs)."""
+        return self._between_two("send", tensors, dst_rank, tag)
+
+    def recv(self, tensors: list[torch.Tensor], src_rank: int, tag: int) -> Any:
+        """Receive a tensor of one rank (likewise)."""
+        return self._between_two("recv", tensors, src_rank, tag)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> Any:
+        """Receive a tensor of any rank (Gloo)."""
+        return self._between_two("recv_anysource", tensors, tag)
+
+    def _between_two(self, name: str, tensors: list[torch.Tensor], *where: int) -> Any:
         raise NotImplementedError
 
     def _get_sequence_number_for_group(self) -> int:

@@ -49,20 +49,18 @@ def make(options: Any, pg_options: Any) -> Carrier:
         raise UnsupportedError(f'{too_old}: use init_process_group("gloo") and ringside.attach(model)')
     change_torch()
     options.store.set(f"torch/{options.group_rank}", torch.__version__)
-    made = _make(options)
+    made: Carrier
+    if not IS_BACKEND or checks_every_call():
+        made = RingsideGroup(options.store, options.group_rank, options.group_size, options.timeout)
+    else:
+        if torch.cuda.is_available() and dist.is_nccl_available() and options.process_group.name() == "custom":
+            # The group was asked for by "ringside" alone: where "cuda:nccl" is named, torch makes NCCL's half itself.
+            nccl = c10d.Backend._plugins["NCCL"].creator_fn(options, None)
+            options.process_group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
+        made = RingsideBackend.made_for(options)
     if options.group_rank == 0:
         _name_other_torch([options.store.get(f"torch/{r}").decode() for r in range(options.group_size)])
     return made
-
-
-def _make(options: Any) -> Carrier:
-    if not IS_BACKEND or checks_every_call():
-        return RingsideGroup(options.store, options.group_rank, options.group_size, options.timeout)
-    if torch.cuda.is_available() and dist.is_nccl_available() and options.process_group.name() == "custom":
-        # The group was asked for by "ringside" alone: where "cuda:nccl" is named, torch makes NCCL's half itself.
-        nccl = c10d.Backend._plugins["NCCL"].creator_fn(options, None)
-        options.process_group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
-    return RingsideBackend.made_for(options)
 
 
 def _name_other_torch(versions: list[str]) -> None:
@@ -100,8 +98,7 @@ def change_torch() -> None:
     else:
         _patch(c10d, "monitored_barrier", _monitored_barrier)
         dist.monitored_barrier = c10d.monitored_barrier
-        if hasattr(c10d, "_set_pg_timeout"):
-            _patch(c10d, "_set_pg_timeout", _set_pg_timeout)
+        _patch(c10d, "_set_pg_timeout", _set_pg_timeout)
     after_import("torch.nn.parallel.distributed", _change_ddp)
     # Traced, our methods would end in errors, or in calls of the engine with numbers that are none.
     after_import("torch._dynamo.trace_rules", lambda rules: rules.add("ringside"))

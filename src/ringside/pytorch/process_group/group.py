@@ -61,20 +61,6 @@ class RingsideGroup(Carrier, dist.ProcessGroup):
         self.counters.add(collective, "native")
         return call(*args)
 
-    # ----------------------------------------------------------------------------------- between two ranks
-
-    def send(self, tensors: list[torch.Tensor], dst_rank: int, tag: int) -> Any:
-        """Send a tensor to one rank (Gloo, NCCL)."""
-        return self._between_two("send", tensors, dst_rank, tag)
-
-    def recv(self, tensors: list[torch.Tensor], src_rank: int, tag: int) -> Any:
-        """Receive a tensor of one rank (Gloo, NCCL)."""
-        return self._between_two("recv", tensors, src_rank, tag)
-
-    def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> Any:
-        """Receive a tensor of any rank (Gloo)."""
-        return self._between_two("recv_anysource", tensors, tag)
-
     def _between_two(self, name: str, tensors: list[torch.Tensor], *where: int) -> Any:
         call = getattr(self.native, name)
         if tensors[0].device.type == "cpu":

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,7 +28,6 @@ from ringside.isolation import Guard
 from ringside.monitor.alerts.book import as_text
 from ringside.monitor.replicas import Check, ReplicaCheck
 from ringside.monitor.verdict import VerdictEvent
-from ringside.pytorch.store import decide
 from ringside.text import name_ranks
 
 KEPT = 512
@@ -238,19 +236,9 @@ class DigestComparison:
         return dict(zip(others, values, strict=True))
 
     def _lists(self, number: int) -> dict[int, list[int]]:
-        found = {rank: _list_of(number, _lists(raw)) for rank, raw in self._read("lists").items()}
-        found[0] = _list_of(number, self.digests.own()[1])
-        return {rank: digests for rank, digests in sorted(found.items()) if digests is not None}
-
-
-def _list_of(number: int, kept: Sequence[_Kept]) -> list[int] | None:
-    raw = next((raw for of, raw in kept if of == number), None)
-    return None if raw is None else np.frombuffer(raw, np.uint64).tolist()
-
-
-def agree_on_digests(group: dist.ProcessGroup, every: int) -> int:
-    """Return rank 0's number of steps between two comparisons. A collective."""
-    return decide(group, "digests", every, lambda offers: offers[0], int)
+        kept = {0: self.digests.own()[1], **{rank: _lists(raw) for rank, raw in self._read("lists").items()}}
+        listed = {rank: dict(lists).get(number) for rank, lists in sorted(kept.items())}
+        return {rank: np.frombuffer(raw, np.uint64).tolist() for rank, raw in listed.items() if raw is not None}
 
 
 def shared_parameters(model: DistributedDataParallel) -> list[tuple[str, torch.Tensor]]:

@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 class Rank0Recorder:
     """Rank 0's part: collects everybody's records, listens for verdicts, writes the run.
 
-    `receive`, `add`, `compare` and `finish` belong to the monitor's thread; `note` and `put_event` to any.
+    `inbox`, `add`, `compare` and `finish` belong to the monitor's thread; `put_event` to any.
 
     Args:
         store: The session's part of the job's store.
@@ -57,6 +57,7 @@ class Rank0Recorder:
 
     Attributes:
         path: The run directory.
+        inbox: Receives the records of all ranks, from the store.
         collector: Brings the steps of all ranks together, and has them judged.
         listeners: Called with every new verdict.
         comparisons: Models whose parameters are compared.
@@ -69,7 +70,7 @@ class Rank0Recorder:
         self.path = Path(requested) if requested else new
         self.listeners: Listeners[Verdict] = Listeners("verdicts")
         self.comparisons: list[DigestComparison] = []
-        self._inbox = RecordReceiver(store, info.world_size)
+        self.inbox = RecordReceiver(store, info.world_size)
         self._outside: dict[tuple[str, tuple[int, ...], int], Verdict] = {}  # of the hang watch and of digests
         info = msgspec.structs.replace(info, name=as_text(self.path.name))
         self._writer = RunWriter(self.path, info)
@@ -103,23 +104,14 @@ class Rank0Recorder:
         with self._lock:
             return [*self.collector.verdicts, *self._outside.values()]
 
-    def note(self, kind: str, fields: dict[str, Any]) -> None:
-        """Put an event into the run."""
+    def put_event(self, kind: str, fields: dict[str, Any]) -> None:
+        """Put an event into the run; verdicts of the hang watch and of the comparison of parameters are kept."""
         with self._lock:
+            if kind in ("verdict", "repaired"):
+                verdict = msgspec.convert(fields["verdict"], Verdict)
+                self._outside[verdict.kind, tuple(verdict.ranks), verdict.detected_step] = verdict
             self.collector.note(kind, **fields)
         self._call_listeners()
-
-    def put_event(self, kind: str, fields: dict[str, Any]) -> None:
-        """Put an event of the hang watch or of the comparison of parameters into the run, and keep its verdict."""
-        if kind in ("verdict", "repaired"):
-            verdict = msgspec.convert(fields["verdict"], Verdict)
-            with self._lock:
-                self._outside[verdict.kind, tuple(verdict.ranks), verdict.detected_step] = verdict
-        self.note(kind, fields)
-
-    def receive(self) -> list[StepRecord]:
-        """Return the records that have arrived, from the store."""
-        return self._inbox.poll()
 
     def add(self, records: list[StepRecord]) -> None:
         """Take in records; should that fail they are received as before, so that the store does not fill up."""
@@ -154,9 +146,9 @@ class Rank0Recorder:
         """
         deadline = time.monotonic() + patience_s
         try:
-            while self._inbox.open and time.monotonic() < deadline:
+            while self.inbox.open and time.monotonic() < deadline:
                 with store_call():
-                    records = self.receive()
+                    records = self.inbox.poll()
                 self.add(records)
                 with store_call():
                     self.compare()

@@ -123,9 +123,7 @@ class Session:
 
     The training thread cuts steps (`clock`) and puts their drafts into a queue. A thread of the session makes records
     of them and sends them to rank 0 by the job's store, where its twin takes them in. So everything that calls the
-    store, the kernel or the disk is done on that thread, and training waits for none of it. (The class has more
-    methods than most: it is what scripts, hooks and integrations call, one line each; its parts are classes of their
-    own.)
+    store, the kernel or the disk is done on that thread, and training waits for none of it.
 
     Args:
         run_dir: Where rank 0 writes the run; None: `RINGSIDE_RUN_DIR`, else a new directory under `runs/`.
@@ -144,6 +142,7 @@ class Session:
         watch: Looks out for hangs; None where that is turned off.
         guard: Keeps what breaks in the step clock away from training.
         is_paused: Whether what is trained now is no part of the run.
+        hooks: Their `remove()` is called when the session ends.
     """
 
     def __init__(
@@ -168,7 +167,6 @@ class Session:
 
         # What it hands to the monitor's thread: drafts, which on a GPU first wait for the device.
         self._batch: deque[Draft] = deque(maxlen=settings.records_kept)
-        self._batch_lock = threading.Lock()
         self._unreached = UnreachedSteps()
         self._ended = threading.Event()
         self._is_stopped = False
@@ -190,7 +188,7 @@ class Session:
             own = (host_name(), os.getpid())
             self.store.set(f"who/{self.rank}", msgspec.json.encode(own).decode())
         self.path: Path | None = self.rank0.path if self.rank0 else None
-        self._hooks: list[Any] = [
+        self.hooks: list[Any] = [
             register_optimizer_step_pre_hook(self.guard.guard(lambda *_: self.clock.optimizer_begins())),
             register_optimizer_step_post_hook(self.guard.guard(lambda *_: self.clock.optimizer_ends())),
         ]
@@ -242,23 +240,13 @@ class Session:
         """Append an event to the run, on rank 0; elsewhere do nothing. The monitor's own kinds are left out."""
         if kind in OWN_KINDS:
             _log.warning("session.event(%r): events of this kind are the monitor's own; choose another name", kind)
-        elif self.rank0 is not None:
-            self._event_guard.run(self.rank0.note, kind, fields)
+        else:
+            self.put_event(kind, fields)
 
-    def algorithm_changed(self, fields: dict[str, Any]) -> None:
-        """Put into the run, on rank 0, that gradients go another way from now on (`record_algorithm_change`)."""
+    def put_event(self, kind: str, fields: dict[str, Any]) -> None:
+        """As `event`, of any kind: for the monitor itself. What these hold is in `ringside.monitor.run.records`."""
         if self.rank0 is not None:
-            self._event_guard.run(self.rank0.note, "revised", {"step": self.clock.step, **fields})
-
-    def gradients_carried(self, algorithm: str, wire_dtype: str) -> None:
-        """Put into the run, on rank 0, what gradients go by between hosts; see `ringside.monitor.run.records`."""
-        if self.rank0 is not None:
-            self._event_guard.run(self.rank0.note, "carried", {"algorithm": algorithm, "wire_dtype": wire_dtype})
-
-    def gradient_memory(self, model: int, memory: dict[str, int]) -> None:
-        """Put into the run, on rank 0, where a model's buckets lie; see `ringside.monitor.run.records`."""
-        if self.rank0 is not None:
-            self._event_guard.run(self.rank0.note, "gradient_memory", {"model": model, **memory})
+            self._event_guard.run(self.rank0.put_event, kind, fields)
 
     def use_device_events(self, marker: Marker) -> DeviceEvents:
         """Time steps by events of a device from now on; a session has one marker, and the first counts.
@@ -292,10 +280,6 @@ class Session:
             self.rank0.comparisons.append(DigestComparison(store, self.size, digests, model))
         return digests
 
-    def add_hook(self, hook: Any) -> None:
-        """Have `hook.remove()` called when the session ends."""
-        self._hooks.append(hook)
-
     def remove_model(self, digests: ParameterDigests) -> None:
         """Compare a model's parameters no longer."""
         digests.off = True
@@ -310,13 +294,16 @@ class Session:
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Inside, steps are timed for `on_record` listeners but are no part of the run."""
-        self._set_paused(True)
-        step = self.clock.step
+        self.clock.flush()
+        self.clock.restart()
+        self.is_paused, step = True, self.clock.step
         try:
             yield
         finally:
-            self._set_paused(False)
-            self.clock.step = step  # the run's steps are numbered on as if nothing had been between
+            self.clock.flush()
+            self.clock.restart()
+            # The run's steps are numbered on as if nothing had been between.
+            self.is_paused, self.clock.step = False, step
 
     def end(self) -> None:
         """Send what is left; on rank 0 wait briefly for the others and write the summary and the report."""
@@ -327,7 +314,7 @@ class Session:
         self.guard.run(self.clock.flush)  # nothing is taken in any more once it has ended
         self._ended.set()
         atexit.unregister(self.end)
-        for hook in self._hooks:
+        for hook in self.hooks:
             hook.remove()
 
         # Wait until all is sent and written; for a store that does not answer, only a few seconds.
@@ -338,21 +325,13 @@ class Session:
         if self._thread.is_alive():  # it waits for a silent store; what it holds goes with the process
             self.silence.report(max(time.monotonic() - self.silence.since, 0.0))
             if self.rank0 is not None:
-                with self._batch_lock:
-                    drafts = list(self._batch)
-                self.rank0.add([draft.record() for draft in drafts])
+                self.rank0.add([draft.record() for draft in list(self._batch)])
                 Guard("the end of the run").run(self.rank0.close)
         for digests in list(self._digests):
             self.remove_model(digests)
         release(self)
 
     # -------------------------------------------------------------------------------------------- the training thread
-
-    def _set_paused(self, is_paused: bool) -> None:
-        """Begin or end a pause, with a step that begins now."""
-        self.clock.flush()
-        self.is_paused = is_paused
-        self.clock.restart()
 
     def _emit(self, draft: Draft) -> None:
         """A step is over: the clock calls this."""
@@ -372,8 +351,7 @@ class Session:
         """Queue a draft for the monitor's thread; where that is far behind, as the record that it comes to."""
         if len(self._batch) >= DRAFTS_KEPT:
             draft.record()
-        with self._batch_lock:
-            self._batch.append(draft)
+        self._batch.append(draft)
 
     # -------------------------------------------------------------------------------------------- the monitor's thread
 
@@ -382,10 +360,8 @@ class Session:
         try:
             pause = batch_seconds(1 if self.rank0 is not None else self.size)
             while not self._ended.wait(pause):
-                self._put_reached(self._unreached.drain())
-                self._exchange()
-            self._put_reached(self._unreached.drain_last(time.sleep))
-            self._exchange()
+                self._exchange(self._unreached.drain())
+            self._exchange(self._unreached.drain_last(time.sleep))
             with self.silence.call():
                 self.outbox.send([])  # the last of this rank
             if self.rank0 is not None:
@@ -399,19 +375,24 @@ class Session:
             self._vitals.close()
             self._run_delay.close()
 
-    def _put_reached(self, drafts: list[tuple[Draft, bool]]) -> None:
-        """Take in steps that the device has done by now."""
-        for draft, is_recorded in drafts:
+    def _exchange(self, reached: list[tuple[Draft, bool]]) -> None:
+        """Send this rank's records and digests to rank 0, and there take in everybody's.
+
+        Args:
+            reached: Steps that the device has done by now, and whether each is part of the run.
+        """
+        for draft, is_recorded in reached:
             if self._listeners:
                 self._listeners.notify(draft.record())
             if is_recorded:
                 self._put(draft)
-
-    def _exchange(self) -> None:
-        """Send this rank's records and digests to rank 0, and there take in everybody's."""
         with self.silence.call():
             if self.rank0 is not None or self.presence.check():
-                self._send()
+                # The records of the steps since the last time, with what the kernel knows of that time.
+                if own := [self._batch.popleft().record() for _ in range(len(self._batch))]:
+                    self.outbox.send(self._links.add_to(self._vitals.add_to(own)))
+                elif self.is_paused:
+                    self._vitals.skip()
             # Rank 0's own digests are at hand there.
             for digests in list(self._digests) if self.rank0 is None else []:
                 try:
@@ -420,23 +401,11 @@ class Session:
                     if self._ended.is_set():
                         raise  # rank 0 has left, and its store with it
                     digests.abort(error)
-            records = self.rank0.receive() if self.rank0 is not None else []
+            records = self.rank0.inbox.poll() if self.rank0 is not None else []
         if self.rank0 is not None:
             self.rank0.add(records)
             with self.silence.call():
                 self.rank0.compare()
-
-    def _send(self) -> None:
-        """Send the records of the steps since the last time, with what the kernel knows of that time."""
-        with self._batch_lock:
-            drafts = list(self._batch)
-            self._batch.clear()
-        records = [draft.record() for draft in drafts]
-        if records:
-            records = self._vitals.add_to(records)
-            self.outbox.send(self._links.add_to(records))
-        elif self.is_paused:
-            self._vitals.skip()
 
     def _stop(self, error: Exception) -> None:
         """The monitor of this rank is over: warn, write what there is, and let the others send no more."""

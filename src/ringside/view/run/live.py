@@ -29,7 +29,7 @@ from ringside.monitor.nccl.logs import EVENT as LOGS_EVENT
 from ringside.monitor.nccl.logs import read_log_folder
 from ringside.monitor.nccl.report import NcclReport, read_reports, report_files
 from ringside.monitor.run.directory import RUN, STEPS, Event, RunReader
-from ringside.monitor.run.records import NOTES_KEPT, Revised, RunInfo, StepRecord, read_revised
+from ringside.monitor.run.records import NOTES_KEPT, Revised, RunInfo, StepRecord, revisions
 from ringside.monitor.run.registry import running_runs
 from ringside.monitor.slow_rank.judge import PriceMeter, meter_of
 from ringside.monitor.slow_rank.peers import of_peers
@@ -268,8 +268,8 @@ class RunFollower:
                         finding.until_step = until if isinstance(until, int) else None
             elif kind == LOGS_EVENT:
                 self.log_folder = read_log_folder([event]) or self.log_folder
-            elif (revised := read_revised(event)) is not None:
-                self.revised.append(revised)
+            else:
+                self.revised += revisions([event])
 
 
 Floats32 = NDArray[np.float32]
