@@ -12,7 +12,7 @@ from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.summary import summarise
 from ringside.monitor.verdict import Verdict
 from ringside.text import sparkline
-from ringside.view.run.live import RunFollower
+from ringside.view.run.follower import RunFollower
 from ringside.view.terminal import closing_summary, live_picture, rank_table, status_line, verdict_line
 
 FLOATS = st.lists(st.floats(-1e6, 1e6), max_size=300)

@@ -22,7 +22,8 @@ from ringside.text import duration, figure, percent, rate, size, title
 from ringside.view.cost_text import cost_text
 from ringside.view.html.rings import longest_waits
 from ringside.view.mesh_text import blocked_cells, chain_dimensions
-from ringside.view.run.live import FIGURES, RECENT_STEPS, LiveRun, RankNow
+from ringside.view.run.live import FIGURES, LiveRun, RankNow
+from ringside.view.run.recent import RECENT_STEPS
 from ringside.view.verdict_text import answer_sign, answer_text, checks, verdict_text
 
 ARROWS = 24
@@ -69,7 +70,7 @@ def page_state(live: LiveRun, links: Sequence[LinkTotals]) -> dict[str, Any]:
         return {**progress, **lists, "figures": {}}
     verdicts = _verdicts(live)
     hosts = sorted(set(info.hosts))
-    own, waits = (live.rows(f"{name}_seconds")[-RECENT_STEPS:].astype(np.float64) for name in ("own", "wait"))
+    own, waits = (live.recent.rows(f"{name}_seconds")[-RECENT_STEPS:].astype(np.float64) for name in ("own", "wait"))
     ranks = live.now()
     figures = {name: packed([getattr(rank, name) for rank in ranks], np.float32) for name in FIGURES}
     # Beside a mesh everybody waits in groups of their own, not for the slowest rank of the job.

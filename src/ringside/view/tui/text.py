@@ -21,7 +21,8 @@ from ringside.monitor.verdict import headline, onset
 from ringside.text import duration, figure, percent, signed_percent, title
 from ringside.view.cost_text import cost_text
 from ringside.view.mesh_text import blocked_line, chain_line
-from ringside.view.run.live import RankNow, progress_text
+from ringside.view.run.follower import progress_text
+from ringside.view.run.live import RankNow
 from ringside.view.tui.console import printable
 from ringside.view.tui.rank_table import SortOrder, Sparks, arrange_ranks, fit_columns, heading_line, rank_line
 from ringside.view.tui.source import Open, Snapshot
