@@ -139,11 +139,7 @@ class _Handlers:
                 Route(f"{prefix}/metrics", self.metrics),
                 Route(f"{prefix}/web/{{name}}", self.file),
             ]
-        routes += [
-            Route("/runs", self.index),
-            Route("/grafana.json", self.dashboard),
-            Route("/favicon.ico", self.icon),
-        ]
+        routes += [Route("/runs", self.index), Route("/grafana.json", self.dashboard), Route("/favicon.ico", self.icon)]
         return Starlette(routes=routes)
 
     async def page(self, request: Request) -> Response:
