@@ -19,7 +19,7 @@ from ringside.monitor import StepRecord
 from ringside.monitor.run.records import NOTES_KEPT
 from ringside.monitor.summary import finish_run
 from ringside.view.html.run_report import render_report
-from ringside.view.run.follower import LOSSES_KEPT, RankFigures, RunFollower, progress_text
+from ringside.view.run.follower import LOSSES_KEPT, RunFollower, progress_text
 from ringside.view.run.live import JUDGED_BYTES, LiveRun
 from ringside.view.run.recent import MOST_STEPS, RECENT_STEPS
 
@@ -181,7 +181,7 @@ def record(step: int, rank: int, own: float = 0.1, **more: Any) -> StepRecord:
 
 def begun(ranks: int = 2) -> RunFollower:
     run = RunFollower()
-    assert (run.ranks, run.steps, run.progress(), run.figures()) == (0, 0, "0 steps", [])
+    assert (run.ranks, run.steps, run.progress(), run.rank_medians("own_seconds")) == (0, 0, "0 steps", [])
     run.start(run_info(ranks))
     return run
 
@@ -204,12 +204,13 @@ def test_figures_are_medians_of_the_newest_steps_and_losses_means_over_ranks() -
     for step in range(20):
         run.feed([record(step, 0, 1.0 + step, wait_seconds=0.5, loss=1.0), record(step, 1, 5.0, loss=4.0)], [])
     assert RECENT_STEPS == 16
-    assert run.figures() == [RankFigures(0, 12.5, 0.5), RankFigures(1, 5.0, 0.0)], "steps 4 to 19"
+    assert run.rank_medians("own_seconds") == [12.5, 5.0], "steps 4 to 19"
+    assert run.rank_medians("wait_seconds") == [0.5, 0.0]
     assert list(run.losses) == [2.5] * 20
     assert run.median("own_seconds") == pytest.approx(np.median([*range(5, 21), *[5] * 16]))
     # late records of older steps, and a step that a newer one closes before all of its ranks are there
     run.feed([record(18, 0, 99.0), record(20, 1, 6.0), record(21, 0, 7.0, loss=3.0), record(21, 1, 7.0)], [])
-    assert run.figures()[1] == RankFigures(1, 5.0, 0.0)
+    assert run.rank_medians("own_seconds")[1] == 5.0
     assert len(run.losses) == 21
     assert run.losses[-1] == 3.0, "of those who know"
     run.feed([record(100 + step, 0, loss=0.0) for step in range(LOSSES_KEPT + 1)], [])

@@ -45,15 +45,6 @@ def progress_text(steps: int, last: int, of: int) -> str:
     return counted(steps, "step") + (resumed if last >= steps else planned)
 
 
-@dataclass(frozen=True)
-class RankFigures:
-    """One rank's medians over the last few steps, seconds; NaN where nothing is known."""
-
-    rank: int
-    own_seconds: float
-    wait_seconds: float
-
-
 @dataclass
 class ShownFinding:
     """A verdict and what it costs by now.
@@ -162,15 +153,10 @@ class RunFollower:
             self._complete()
         return self.findings[known:]
 
-    def figures(self) -> list[RankFigures]:
-        """Return each rank's figures."""
-        figures = []
-        for rank in range(self.ranks):
-            records = [row[rank] for row in self._rows if rank in row]
-            own = np.array([record.own_seconds for record in records])
-            wait = np.array([record.wait_seconds for record in records])
-            figures.append(RankFigures(rank, known_median(own, math.nan), known_median(wait, math.nan)))
-        return figures
+    def rank_medians(self, name: str) -> list[float]:
+        """Return the median of one field of the records over the last steps, rank by rank; NaN if none is known."""
+        known = [[getattr(row[rank], name) for row in self._rows if rank in row] for rank in range(self.ranks)]
+        return [known_median(np.array(values), math.nan) for values in known]
 
     def median(self, name: str) -> float:
         """Return the median of one field of the records over the last steps and all ranks; NaN if none is known."""
