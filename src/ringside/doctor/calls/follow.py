@@ -51,7 +51,7 @@ def log_files(folder: Path, since_unix: float = 0.0) -> dict[Path, tuple[int, in
         since_unix: Only files that were written then or later.
 
     Returns:
-        Of each its size in bytes, and when it was written last, nanoseconds since 1970.
+        The size of each and when it was last written, by which it is known whether it has changed.
     """
     found = {}
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
@@ -59,7 +59,7 @@ def log_files(folder: Path, since_unix: float = 0.0) -> dict[Path, tuple[int, in
             with contextlib.suppress(OSError):  # gone meanwhile
                 status = entry.stat(follow_symlinks=False)
                 if entry.is_file(follow_symlinks=False) and status.st_mtime >= since_unix:
-                    found[folder / entry.name] = (status.st_size, status.st_mtime_ns)
+                    found[folder / entry.name] = status.st_size, status.st_mtime_ns
     return dict(sorted(found.items())[:MOST_FILES])
 
 
@@ -75,7 +75,7 @@ def judge_folder(folder: Path, since_unix: float = 0.0) -> tuple[str, ...]:
 
     readers = (inspector, comma, clog)  # what else lies there is not read
     files = log_files(folder, since_unix)
-    lines = _describe(examine([*files], readers=readers), [reader.KIND for reader in readers])
+    lines = _describe(examine(list(files), readers=readers), [reader.KIND for reader in readers])
     if lines and len(files) == MOST_FILES:
         lines += (f"of the files in {folder} the first {MOST_FILES:,} by name were read",)
     return lines

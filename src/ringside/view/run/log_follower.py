@@ -22,7 +22,7 @@ CHECK_S = 1.0
 SILENT_S = 30.0
 """So long without an answer of the folder is worth a word, and again whenever `SILENT_STEP_S` more have passed."""
 SILENT_STEP_S = 10.0
-MOMENT_S = 0.5
+MOMENT_S = 0.2
 
 Files = Mapping[Path, tuple[int, int]]
 """Size in bytes and time of the last write, nanoseconds since 1970."""
