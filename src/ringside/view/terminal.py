@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ringside.monitor.job.questions import read_answers
 from ringside.monitor.run.records import summary_notes
+from ringside.monitor.stats import known_or_0
 from ringside.monitor.verdict import Verdict, headline, onset
 from ringside.text import clock, counted, duration, percent, size, sparkline
 from ringside.view.cost_text import cost_text
@@ -232,7 +233,7 @@ def peer_name(run: RunFollower) -> str:
 def _ranks(run: RunFollower, width: int) -> Table:
     own, wait = run.rank_medians("own_seconds"), run.rank_medians("wait_seconds")
     # Of what is not known there is no bar.
-    own_bar, wait_bar = np.nan_to_num([own, wait], posinf=0.0, neginf=0.0).tolist()
+    own_bar, wait_bar = known_or_0(np.array([own, wait])).tolist()
     shown: Sequence[int] = range(run.ranks)
     if run.ranks > RANKS_SHOWN:
         shown = sorted(sorted(shown, key=lambda rank: -own_bar[rank])[:RANKS_SHOWN])
