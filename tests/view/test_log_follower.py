@@ -47,6 +47,7 @@ class HungFolder:
 def test_files_are_judged_again_when_they_have_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[subprocess.Popen[bytes]] = []
     looks: list[Path] = []
+    is_written = threading.Event()
 
     def begin(*args: Any, _popen: Any = subprocess.Popen, **options: Any) -> subprocess.Popen[bytes]:
         begun.append(_popen(*args, **options))
@@ -54,7 +55,7 @@ def test_files_are_judged_again_when_they_have_changed(tmp_path: Path, monkeypat
 
     def list_files(folder: Path, since_unix: float) -> dict[Path, tuple[int, int]]:
         looks.append(folder)
-        return log_files(folder, since_unix)
+        return log_files(folder, since_unix) if is_written.is_set() else {}
 
     def look_twice() -> None:
         seen = len(looks)
@@ -65,16 +66,19 @@ def test_files_are_judged_again_when_they_have_changed(tmp_path: Path, monkeypat
     look_twice()
     assert not begun
     write_inspector(CallJob(), tmp_path)
-    until(lambda: follower.poll() and "240 calls" in follower.lines[0], "what the logs say")
+    is_written.set()
+    until(follower.poll, "what the logs say")
     assert follower.lines == ("NCCL Inspector logs: 240 calls, nobody holds the others up",)
-    children = len(begun)
     look_twice()
-    assert len(begun) == children, "nothing has changed"
+    assert len(begun) == 1, "nothing has changed"
+    is_written.clear()
+    look_twice()
     write_inspector(LATE, tmp_path)
-    until(lambda: follower.poll() and "rank 2" in follower.lines[0], "what they say now")
-    children = len(begun)
+    is_written.set()
+    until(follower.poll, "what they say now")
+    assert "rank 2" in follower.lines[0]
     (tmp_path / "more").touch()
-    until(lambda: follower.poll() or len(begun) > children)
+    until(lambda: follower.poll() or len(begun) == 3)
     follower.close()
     until(lambda: begun[-1].returncode is not None, "the end of the process beside")
 
