@@ -89,9 +89,9 @@ ENTRANCES = {
     "survive": "",
     "view": (
         "doctor_text export.markdown export.perfetto export.prometheus html.doctor html.predictions html.run_report "
-        "html.simulation mesh_text notebook predict_text run.comparison run.live run.recorded run.training_step "
-        "schedule.drawing schedule.text server.app server.feed server.guard terminal tui.app tui.console "
-        "tui.rank_table tui.source tui.text verdict_text"
+        "html.simulation mesh_text notebook predict_text run.comparison run.follower run.live run.recorded "
+        "run.training_step schedule.drawing schedule.text server.app server.feed server.guard terminal tui.app "
+        "tui.console tui.rank_table tui.source tui.text verdict_text"
     ),
 }
 """Of each package, the modules (beside the package itself) that modules outside of it import: no others may be."""

@@ -19,7 +19,7 @@ from ringside.launch.torchrun import StopRequest
 from ringside.monitor.run.directory import RUN, RunReader, RunWriter
 from ringside.monitor.verdict import Verdict
 from ringside.processes import Death
-from ringside.view.run.live import RunFollower, ShownFinding
+from ringside.view.run.follower import RunFollower, ShownFinding
 
 KILLED = Death(rank=1, pid=101, status=None, signum=signal.SIGKILL)
 SEEN = Verdict(

@@ -24,7 +24,7 @@ from ringside.launch.follow import conclude_run, environment, follow_run
 from ringside.launch.torchrun import Launch, StopRequest, stop_requests
 from ringside.monitor.run.directory import RunReader
 from ringside.monitor.verdict import Verdict
-from ringside.view.run.live import RunFollower, ShownFinding
+from ringside.view.run.follower import RunFollower, ShownFinding
 
 # What a job's engine is called here, and what `attach()` calls it.
 ENGINES = {"ringside": "ringside", "gloo": "native"}

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -16,9 +15,11 @@ from tests.support.waiting import until
 
 from ringside.commands import main
 from ringside.doctor.calls import follow
-from ringside.doctor.calls.follow import LogFollower, judge_folder
+from ringside.doctor.calls.follow import judge_folder
 from ringside.monitor.nccl.logs import log_folder, read_log_folder
+from ringside.view.run import log_follower
 from ringside.view.run.live import LiveRun
+from ringside.view.run.log_follower import LogFollower
 
 from .call_logs import CallJob, write_comma, write_inspector
 
@@ -41,47 +42,6 @@ def test_what_names_nobody_says_how_much_was_seen(tmp_path: Path) -> None:
     (line,) = judge_folder(tmp_path)
     assert line.startswith("NCCL Inspector logs: 120 calls; who is late in communicator")
     assert "give the files of all" in line
-
-
-def test_files_are_judged_again_when_they_have_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(follow, "SHARE", 1e9)
-    begun: list[subprocess.Popen[bytes]] = []
-
-    def begin(*args: Any, _popen: Any = subprocess.Popen, **options: Any) -> subprocess.Popen[bytes]:
-        begun.append(_popen(*args, **options))
-        return begun[-1]
-
-    monkeypatch.setattr(subprocess, "Popen", begin)
-    follower = LogFollower(tmp_path)
-    assert not follower.poll()
-    assert not begun
-    write_inspector(CallJob(), tmp_path)
-    until(follower.poll, "what the logs say")
-    assert follower.lines == ("NCCL Inspector logs: 240 calls, nobody holds the others up",)
-    assert not follower.poll()
-    assert len(begun) == 1  # nothing has changed
-    write_inspector(LATE, tmp_path)
-    until(follower.poll, "what they say now")
-    assert "rank 2" in follower.lines[0]
-    (tmp_path / "more").touch()
-    follower.poll()
-    follower.close()
-    assert len(begun) == 3
-    assert begun[-1].returncode is not None
-
-
-def test_nothing_of_the_working_directory_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    logs, here = tmp_path / "logs", tmp_path / "here"
-    logs.mkdir()
-    here.mkdir()
-    write_inspector(CallJob(), logs)
-    (here / "msgspec.py").write_text("open('run', 'w')")
-    monkeypatch.chdir(here)
-    follower = LogFollower(logs)
-    monkeypatch.setattr(follow, "LEAST_SECONDS", 0.0)
-    until(follower.poll, "what the logs say")
-    assert not (here / "run").exists()
 
 
 def test_the_process_beside_ends_when_the_view_that_holds_its_stdin_does(tmp_path: Path) -> None:
@@ -132,7 +92,8 @@ def test_a_run_names_the_folder_and_views_say_what_lies_there(
     write_inspector(LATE, logs)
     path = write_run(tmp_path / "run", own_times(20, 4))
     (path / "events.jsonl").write_bytes(msgspec.json.encode({"kind": "call_logs", "folder": str(logs)}) + b"\n")
-    live, unasked = LiveRun(path, follow_logs=True), LiveRun(path)
+    monkeypatch.setattr(log_follower, "CHECK_S", 0.01)
+    live, unasked = LiveRun(path, follow_logs=LogFollower), LiveRun(path)
     live.poll()
     until(live.poll, "what the logs say")
     unasked.poll()

@@ -26,7 +26,7 @@ from ringside.schedule import ALGORITHMS, COLLECTIVES, Schedule, by_name, hierar
 from ringside.view.export.markdown import render_markdown
 from ringside.view.export.perfetto import trace_events
 from ringside.view.html.run_report import render_report
-from ringside.view.run.live import RunFollower
+from ringside.view.run.follower import RunFollower
 from ringside.view.run.recorded import Run
 from ringside.view.schedule.arrange import arrange_vertices
 from ringside.view.schedule.drawing import schedule_html, schedule_svg

@@ -19,16 +19,9 @@ from ringside.monitor import StepRecord
 from ringside.monitor.run.records import NOTES_KEPT
 from ringside.monitor.summary import finish_run
 from ringside.view.html.run_report import render_report
-from ringside.view.run.live import (
-    JUDGED_BYTES,
-    LOSSES_KEPT,
-    MOST_STEPS,
-    RECENT_STEPS,
-    LiveRun,
-    RankFigures,
-    RunFollower,
-    progress_text,
-)
+from ringside.view.run.follower import LOSSES_KEPT, RunFollower, progress_text
+from ringside.view.run.live import JUDGED_BYTES, LiveRun
+from ringside.view.run.recent import MOST_STEPS, RECENT_STEPS
 
 
 def test_a_run_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
@@ -38,8 +31,8 @@ def test_a_run_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
     write_run(tmp_path / "run", own_times(20, 4))
     assert live.poll()
     assert live.ranks == 4
-    assert live.steps().tolist() == list(range(20))
-    assert live.rows("own_seconds") == pytest.approx(own_times(20, 4), rel=1e-5)
+    assert live.recent.steps().tolist() == list(range(20))
+    assert live.recent.rows("own_seconds") == pytest.approx(own_times(20, 4), rel=1e-5)
     assert not live.poll()
 
 
@@ -56,14 +49,14 @@ def test_a_long_run_is_read_piece_by_piece(tmp_path: Path) -> None:
     write_run(tmp_path / "run", own_times(3, 2))  # another run has begun
     live.poll()
     assert live.behind is False
-    assert live.steps().tolist() == [0, 1, 2]
+    assert live.recent.steps().tolist() == [0, 1, 2]
 
 
 def test_only_the_newest_steps_are_kept(tmp_path: Path) -> None:
     live = LiveRun(write_run(tmp_path / "run", own_times(100, 2)), steps_kept=32)
     live.poll()
-    assert live.steps().tolist() == list(range(68, 100))
-    assert live.rows("wait_seconds").shape == (32, 2)
+    assert live.recent.steps().tolist() == list(range(68, 100))
+    assert live.recent.rows("wait_seconds").shape == (32, 2)
 
 
 def test_figures_are_of_the_last_steps_and_excess_leaves_the_rank_out(tmp_path: Path) -> None:
@@ -98,7 +91,7 @@ def test_another_run_in_the_same_place_is_followed_anew(tmp_path: Path) -> None:
     assert not live.poll()
     write_run(tmp_path / "run", own_times(7, 2))
     live.poll()
-    assert (live.ranks, live.steps().tolist(), live.restarts) == (2, list(range(7)), 1)
+    assert (live.ranks, live.recent.steps().tolist(), live.restarts) == (2, list(range(7)), 1)
     assert live.version > before
 
 
@@ -151,7 +144,7 @@ def test_an_event_that_is_not_what_it_should_be_is_passed_over(tmp_path: Path, e
     (path / "events.jsonl").write_text(event + "\n")
     live = LiveRun(path)
     assert live.poll()
-    assert live.steps().tolist() == list(range(20))
+    assert live.recent.steps().tolist() == list(range(20))
     assert live.findings == []
 
 
@@ -188,7 +181,7 @@ def record(step: int, rank: int, own: float = 0.1, **more: Any) -> StepRecord:
 
 def begun(ranks: int = 2) -> RunFollower:
     run = RunFollower()
-    assert (run.ranks, run.steps, run.progress(), run.figures()) == (0, 0, "0 steps", [])
+    assert (run.ranks, run.steps, run.progress(), run.rank_medians("own_seconds")) == (0, 0, "0 steps", [])
     run.start(run_info(ranks))
     return run
 
@@ -211,12 +204,13 @@ def test_figures_are_medians_of_the_newest_steps_and_losses_means_over_ranks() -
     for step in range(20):
         run.feed([record(step, 0, 1.0 + step, wait_seconds=0.5, loss=1.0), record(step, 1, 5.0, loss=4.0)], [])
     assert RECENT_STEPS == 16
-    assert run.figures() == [RankFigures(0, 12.5, 0.5), RankFigures(1, 5.0, 0.0)], "steps 4 to 19"
+    assert run.rank_medians("own_seconds") == [12.5, 5.0], "steps 4 to 19"
+    assert run.rank_medians("wait_seconds") == [0.5, 0.0]
     assert list(run.losses) == [2.5] * 20
     assert run.median("own_seconds") == pytest.approx(np.median([*range(5, 21), *[5] * 16]))
     # late records of older steps, and a step that a newer one closes before all of its ranks are there
     run.feed([record(18, 0, 99.0), record(20, 1, 6.0), record(21, 0, 7.0, loss=3.0), record(21, 1, 7.0)], [])
-    assert run.figures()[1] == RankFigures(1, 5.0, 0.0)
+    assert run.rank_medians("own_seconds")[1] == 5.0
     assert len(run.losses) == 21
     assert run.losses[-1] == 3.0, "of those who know"
     run.feed([record(100 + step, 0, loss=0.0) for step in range(LOSSES_KEPT + 1)], [])
@@ -300,7 +294,7 @@ def test_late_steps_and_impossible_ranks_are_void_in_the_ring_of_steps(tmp_path:
     path = write_run(tmp_path / "run", own_times(40, 2))
     live = LiveRun(path, steps_kept=32)
     live.poll()
-    own = live.rows("own_seconds")
+    own = live.recent.rows("own_seconds")
 
     def added(*records: StepRecord) -> bool:
         with (path / "steps.jsonl").open("ab") as file:
@@ -308,13 +302,13 @@ def test_late_steps_and_impossible_ranks_are_void_in_the_ring_of_steps(tmp_path:
         return live.poll()
 
     added(record(7, 0, 9.0), record(39, 2, 9.0), record(MOST_STEPS, 0, 9.0))
-    assert live.steps().tolist() == list(range(8, 40))
-    assert (live.rows("own_seconds") == own).all()
+    assert live.recent.steps().tolist() == list(range(8, 40))
+    assert (live.recent.rows("own_seconds") == own).all()
     added(record(39, 1, 9.0), record(8, 0, 8.0))
-    assert (live.rows("own_seconds")[-1, 1], live.rows("own_seconds")[0, 0]) == (9.0, 8.0)
+    assert (live.recent.rows("own_seconds")[-1, 1], live.recent.rows("own_seconds")[0, 0]) == (9.0, 8.0)
     added(record(41, 1, 7.0))  # of the slot that held step 9
-    assert live.steps().tolist() == [8, *range(10, 40), 41]
-    assert np.isnan(live.rows("own_seconds")[-1, 0])
+    assert live.recent.steps().tolist() == [8, *range(10, 40), 41]
+    assert np.isnan(live.recent.rows("own_seconds")[-1, 0])
     assert [rank.step for rank in live.now()] == [39, 41]
 
 

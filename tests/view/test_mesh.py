@@ -221,9 +221,10 @@ def test_a_link_that_differs_in_two_dimensions_has_no_name() -> None:
 
 
 def test_ranks_that_all_differ_are_not_put_into_blocks() -> None:
-    places = [{"tp": 0}, {"tp": 1}]
-    assert same_work([0, 1], lambda rank: places[rank]) == [("", [0, 1])]
-    assert same_work([0, 1], lambda rank: {}) == [("", [0, 1])]
+    ranks: list[dict[str, Any]] = [{"rank": 0, "coordinates": {"tp": 0}}, {"rank": 1, "coordinates": {"tp": 1}}]
+    assert same_work(ranks) == [("", ranks)]
+    unplaced: list[dict[str, Any]] = [{"rank": 0, "coordinates": None}, {"rank": 1}]
+    assert same_work(unplaced) == [("", unplaced)]
     unknown = Blocked(dimension="tp", seconds_per_step=0.1, step_ratio=float("nan"), ranks=[float("nan")])
     assert blocked_cells(unknown) == ("tp", "100 ms", "–", "", "")
 

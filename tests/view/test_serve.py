@@ -196,6 +196,15 @@ def test_what_is_no_run_is_said(
     assert newest_run(tmp_path / "runs") == tmp_path / "runs" / "a"
 
 
+def test_what_is_no_rate_in_the_environment_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RINGSIDE_PRICE", "cheap")
+    assert main(["serve", str(write_run(tmp_path / "run", own_times(20, 2))), "--port", "0"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("RINGSIDE_PRICE: 'cheap' is no rate; give for example 2.5")
+
+
 def test_hostile_and_torn_runs_are_told_as_far_as_they_are_whole(tmp_path: Path) -> None:
     with serving(hostile_run(tmp_path / "run")) as url:
         state = until(lambda: (state := told(url))["step"] >= 119 and state)

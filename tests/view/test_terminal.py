@@ -12,7 +12,7 @@ from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.summary import summarise
 from ringside.monitor.verdict import Verdict
 from ringside.text import sparkline
-from ringside.view.run.live import RunFollower
+from ringside.view.run.follower import RunFollower
 from ringside.view.terminal import closing_summary, live_picture, rank_table, status_line, verdict_line
 
 FLOATS = st.lists(st.floats(-1e6, 1e6), max_size=300)
@@ -129,7 +129,7 @@ def test_torn_steps_unknown_events_and_damaged_verdicts_are_passed_over():
     some = [record for record in records(3, 6) if record.rank != 2 or record.step % 2]
     assert run.feed(some, [{"kind": "verdict", "verdict": {"kind": "?"}}, {"kind": "verdict"}, {"kind": "new"}]) == []
     assert run.step == 5
-    assert [round(one.own_seconds, 3) for one in run.figures()] == [0.1] * 3
+    assert [round(own, 3) for own in run.rank_medians("own_seconds")] == [0.1] * 3
     assert len(run.losses) == 6
 
 

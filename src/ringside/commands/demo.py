@@ -77,7 +77,7 @@ from ringside.launch.torchrun import Launch, stop_requests
 from ringside.monitor.run.directory import RunReader
 from ringside.monitor.run.table import tabulate
 from ringside.text import percent
-from ringside.view.run.live import RunFollower, ShownFinding
+from ringside.view.run.follower import RunFollower, ShownFinding
 from ringside.view.terminal import (
     LiveDisplay,
     closing_summary,

@@ -12,7 +12,7 @@ from ringside.lab import Lab, RunResult
 from ringside.launch.follow import Show
 from ringside.launch.torchrun import Launch, parse_command_line
 from ringside.processes import Death
-from ringside.view.run.live import RunFollower, ShownFinding
+from ringside.view.run.follower import RunFollower, ShownFinding
 
 HOSTS = 3
 RATE = 1e9

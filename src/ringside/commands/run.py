@@ -78,7 +78,7 @@ from ringside.monitor.replicas import DIGEST_EVERY, digest_steps
 from ringside.monitor.run.directory import RUN
 from ringside.processes import Death
 from ringside.text import counted, name_ranks
-from ringside.view.run.live import RunFollower, ShownFinding
+from ringside.view.run.follower import RunFollower, ShownFinding
 from ringside.view.terminal import closing_summary, open_console, verdict_line
 
 HELP = "watch an unmodified DDP script, started as by torchrun"

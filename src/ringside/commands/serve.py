@@ -21,7 +21,7 @@ import os
 import sys
 from pathlib import Path
 
-from ringside.commands.options import add_verbosity
+from ringside.commands.options import add_verbosity, use_price
 from ringside.errors import UsageError
 from ringside.view.server.guard import TOKEN, check_address
 
@@ -43,6 +43,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C; the address is printed on stdout."""
+    use_price(None)  # the environment's rate, which the page tells costs by
     try:
         from ringside.view.server.app import PageServer
     except ImportError as error:

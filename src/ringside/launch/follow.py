@@ -24,7 +24,8 @@ from ringside.monitor.summary import finish_run
 from ringside.monitor.verdict import Verdict
 from ringside.processes import Death
 from ringside.view.html.run_report import render_report
-from ringside.view.run.live import LiveRun, RunFollower, ShownFinding
+from ringside.view.run.follower import RunFollower, ShownFinding
+from ringside.view.run.live import LiveRun
 
 POLL_S = 0.12
 ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 from ringside.decoding import converted, nan_for_null
 from ringside.monitor.groups import Blocked, describe_place, kind_of_work, place_in_mesh, read_chain
@@ -21,24 +21,15 @@ BLOCKED_NOTE = (
 )
 BLOCKED_COLUMNS = ("along", "blocked per step", "of a step", "least", "longest")
 
-_Rank = TypeVar("_Rank")
 
-
-def same_work(
-    ranks: Iterable[_Rank], coordinates: Callable[[_Rank], Mapping[str, int]]
-) -> list[tuple[str, list[_Rank]]]:
-    """Return ranks in blocks that do the same work, in their order, each with its place: `pp 1, tp 0`.
+def same_work(ranks: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return a summary's ranks in blocks that do the same work, in their order, each with its place: `pp 1, tp 0`.
 
     One block without a place where no two ranks differ in their work, or where none has another that does the same.
-
-    Args:
-        ranks: In any order.
-        coordinates: Of one of them.
     """
-    ranks = list(ranks)
-    blocks: dict[str, list[_Rank]] = {}
+    blocks: dict[str, list[dict[str, Any]]] = {}
     for rank in ranks:
-        blocks.setdefault(describe_place(kind_of_work(coordinates(rank))), []).append(rank)
+        blocks.setdefault(describe_place(kind_of_work(rank.get("coordinates") or {})), []).append(rank)
     return list(blocks.items()) if 1 < len(blocks) < len(ranks) else [("", ranks)]
 
 

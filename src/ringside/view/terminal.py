@@ -15,11 +15,13 @@ from rich.text import Text
 
 from ringside.monitor.job.questions import read_answers
 from ringside.monitor.run.records import summary_notes
+from ringside.monitor.stats import known_or_0
 from ringside.monitor.verdict import Verdict, headline, onset
 from ringside.text import clock, counted, duration, percent, size, sparkline
 from ringside.view.cost_text import cost_text
 from ringside.view.mesh_text import blocked_line, chain_line, mesh_order, rank_cells, read_blocked
-from ringside.view.run.live import HISTORY_STEPS, RECENT_STEPS, RunFollower, ShownFinding
+from ringside.view.run.follower import HISTORY_STEPS, RunFollower, ShownFinding
+from ringside.view.run.recent import RECENT_STEPS
 from ringside.view.tui.console import SafeConsole, WithoutTrailingBlanks
 from ringside.view.verdict_text import RANKS_CAPTION, as_sentence, checks, describe_calm, slowest_first
 
@@ -145,13 +147,10 @@ def status_line(run: RunFollower, elapsed_s: float) -> str:
     if run.stage == "comparison":
         return f"{clock(elapsed_s)}  the same training over {peer_name(run)} for comparison: {percent(run.done)}"
     loss = f"  loss {run.losses[-1]:.3f}" if run.losses else ""
-    shown = sorted(run.figures(), key=lambda rank: -rank.own_seconds)[:4]
-    own = "  ".join(
-        f"rank {rank.rank}: own {duration(rank.own_seconds)} wait {duration(rank.wait_seconds)}"
-        for rank in sorted(shown, key=lambda rank: rank.rank)
-    )
-    own += f"  (medians, last {RECENT_STEPS} steps)"
-    return f"{clock(elapsed_s)}  {run.progress()}{loss}  {own}"
+    own, wait = run.rank_medians("own_seconds"), run.rank_medians("wait_seconds")
+    shown = sorted(sorted(range(run.ranks), key=lambda rank: -own[rank])[:4])
+    times = "  ".join(f"rank {rank}: own {duration(own[rank])} wait {duration(wait[rank])}" for rank in shown)
+    return f"{clock(elapsed_s)}  {run.progress()}{loss}  {times}  (medians, last {RECENT_STEPS} steps)"
 
 
 def verdict_line(finding: ShownFinding) -> str:
@@ -232,30 +231,30 @@ def peer_name(run: RunFollower) -> str:
 
 
 def _ranks(run: RunFollower, width: int) -> Table:
-    figures = run.figures()
-    shown = figures
-    if len(figures) > RANKS_SHOWN:
-        slowest = sorted(figures, key=lambda rank: -_number(rank.own_seconds))[:RANKS_SHOWN]
-        shown = sorted(slowest, key=lambda rank: rank.rank)
-    longest = max((_number(rank.own_seconds) + _number(rank.wait_seconds) for rank in shown), default=0.0)
+    own, wait = run.rank_medians("own_seconds"), run.rank_medians("wait_seconds")
+    # Of what is not known there is no bar.
+    own_bar, wait_bar = known_or_0(np.array([own, wait])).tolist()
+    shown: Sequence[int] = range(run.ranks)
+    if run.ranks > RANKS_SHOWN:
+        shown = sorted(sorted(shown, key=lambda rank: -own_bar[rank])[:RANKS_SHOWN])
+    longest = max((own_bar[rank] + wait_bar[rank] for rank in shown), default=0.0)
     scale = BAR_CELLS / longest if longest > 0 else 0.0
     named = {rank for finding in run.findings if not finding.over for rank in finding.verdict.ranks}
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for heading in ("rank", "own", "wait"):
         table.add_column(heading, justify="right", no_wrap=True)
     legend = Text.assemble(("█", "cyan"), " own ", ("░", "yellow"), " waits for others")
-    table.add_column(legend if len(shown) == len(figures) else legend + f" · the slowest of {len(figures)}")
-    histories = _histories(run) if len(shown) == len(figures) and width >= HISTORY_WIDTH else {}
+    table.add_column(legend if len(shown) == run.ranks else legend + f" · the slowest of {run.ranks}")
+    histories = _histories(run) if len(shown) == run.ranks and width >= HISTORY_WIDTH else {}
     if histories:
         table.add_column(f"last {HISTORY_STEPS} steps")
     for rank in shown:
-        style = "bold red" if rank.rank in named else ""
-        own = round(_number(rank.own_seconds) * scale)
-        both = round((_number(rank.own_seconds) + _number(rank.wait_seconds)) * scale)
-        bar = Text("█" * own, style="red" if rank.rank in named else "cyan").append("░" * (both - own), style="yellow")
-        times = Text(duration(rank.own_seconds), style), duration(rank.wait_seconds)
-        history = [Text(histories[rank.rank], style or "cyan")] if histories else []
-        table.add_row(Text(str(rank.rank), style), *times, bar, *history)
+        style = "bold red" if rank in named else ""
+        cells, both = round(own_bar[rank] * scale), round((own_bar[rank] + wait_bar[rank]) * scale)
+        bar = Text("█" * cells, style="red" if rank in named else "cyan").append("░" * (both - cells), style="yellow")
+        times = Text(duration(own[rank]), style), duration(wait[rank])
+        history = [Text(histories[rank], style or "cyan")] if histories else []
+        table.add_row(Text(str(rank), style), *times, bar, *history)
     return table
 
 
@@ -268,7 +267,3 @@ def _histories(run: RunFollower) -> dict[int, str]:
     medians = np.median(newest.reshape(cells, CELL_STEPS, run.ranks), axis=1).T
     drawn = sparkline(medians.ravel().tolist(), medians.size)
     return {rank: drawn[rank * cells : (rank + 1) * cells] for rank in range(run.ranks)}
-
-
-def _number(value: float) -> float:
-    return value if math.isfinite(value) else 0.0

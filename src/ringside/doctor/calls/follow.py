@@ -1,7 +1,7 @@
-"""What a job's profilers write of single collectives (Inspector, CoMMA, ClogHook), judged again while the job goes on.
+"""What a job's profilers write of single collectives (Inspector, CoMMA, ClogHook), judged while the job goes on.
 
-A process of its own, of the lowest priority, reads and judges the files as `ringside doctor` does, and ends: no view
-waits for it or keeps what it read. It takes at most a fiftieth of a processor's time, and ends when the view does.
+A process of its own, of the lowest priority, reads and judges the files as `ringside doctor` does, and ends: nobody
+keeps what it read. It ends when the view that began it does.
 """
 
 from __future__ import annotations
@@ -11,20 +11,14 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from ringside.decoding import UNDECODABLE
 from ringside.doctor.findings import Findings
 from ringside.text import counted, name_ranks
 
-LEAST_SECONDS = 10.0
-"""Files are judged again at most so often, and ..."""
-SHARE = 0.02
-"""... so that no larger share of the time is spent on it."""
 MOST_FILES = 4096
 MOST_CPU_SECONDS = 600
 MOST_LINES = 3
@@ -33,61 +27,20 @@ _CHILD = f"import sys; sys.path[:] = sys.argv[3:]; from {__name__} import main; 
 """It imports what the view does: with `-m`, a `numpy.py` in the user's working directory would be run."""
 
 
-class LogFollower:
-    """The logs of single collectives in a folder, while a job writes them.
+def begin_judging(folder: Path, since_unix: float) -> subprocess.Popen[bytes]:
+    """Begin to judge a folder beside this process; see `judge_folder`, whose answer comes as JSON on its stdout.
 
-    Args:
-        folder: The folder; nothing below it is read.
-        since_unix: When the job began: files that were last written before are an earlier one's.
-
-    Attributes:
-        lines: What they say, in words; empty while nothing is known.
+    Raises:
+        OSError: No process can be started.
     """
-
-    def __init__(self, folder: Path, since_unix: float = 0.0) -> None:
-        self.lines: tuple[str, ...] = ()
-        self._folder, self._since_unix = folder, since_unix
-        self._child: subprocess.Popen[bytes] | None = None
-        self._began = self._next = 0.0
-        self._judged: dict[Path, tuple[int, int]] = {}
-
-    def poll(self) -> bool:
-        """Have the files judged if they have changed, without waiting for it; return whether `lines` have changed."""
-        now = time.monotonic()
-        if self._child is not None:
-            if self._child.poll() is None:
-                return False
-            told, _ = self._child.communicate()
-            self._child = None
-            self._next = now + max(LEAST_SECONDS, (now - self._began) / SHARE)
-            lines = self.lines
-            with contextlib.suppress(*UNDECODABLE):
-                self.lines = msgspec.json.decode(told, type=tuple[str, ...])
-            return self.lines != lines
-        if now < self._next:
-            return False
-        files = log_files(self._folder, self._since_unix)
-        self._next = now + max(LEAST_SECONDS, (time.monotonic() - now) / SHARE)
-        if files and files != self._judged:
-            self._judged, self._began = files, now
-            words = [sys.executable, "-c", _CHILD, str(self._folder), str(self._since_unix), *sys.path]
-            with contextlib.suppress(OSError):
-                # nothing is written to its stdin: that closes when this process ends, however it does
-                self._child = subprocess.Popen(
-                    words,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-                )
-        return False
-
-    def close(self) -> None:
-        """End what is under way."""
-        if self._child is not None:
-            self._child.kill()
-            self._child.communicate()
-            self._child = None
+    # nothing is written to its stdin: that closes when this process ends, however it does
+    return subprocess.Popen(
+        [sys.executable, "-c", _CHILD, str(folder), str(since_unix), *sys.path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+    )
 
 
 def log_files(folder: Path, since_unix: float = 0.0) -> dict[Path, tuple[int, int]]:

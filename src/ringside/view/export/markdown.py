@@ -19,14 +19,7 @@ from ringside.view.mesh_text import (
     rank_cells,
     read_blocked,
 )
-from ringside.view.verdict_text import (
-    OWN_TIME,
-    as_sentence,
-    checks,
-    describe_calm,
-    slowest_first,
-    verdict_text,
-)
+from ringside.view.verdict_text import OWN_TIME, as_sentence, checks, describe_calm, slowest_first, verdict_text
 
 SHOWN_RANKS = 16
 

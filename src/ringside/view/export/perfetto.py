@@ -9,10 +9,10 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import numpy as np
 
@@ -72,10 +72,7 @@ def write_events(path: Path, events: Iterable[Trace]) -> int:
     """Write trace events, compressed where the name ends in `.gz`; return how many, or raise `RingsideError`."""
     count = 0
     try:
-        with user_file(path) as file, ExitStack() as stack:
-            out = file
-            if path.suffix == ".gz":
-                out = cast("BinaryIO", stack.enter_context(gzip.GzipFile(fileobj=file, mode="wb")))
+        with user_file(path) as file, gzip.open(file, "wb") if path.suffix == ".gz" else nullcontext(file) as out:
             out.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
             for event in events:
                 out.write(b",\n" * (count > 0) + json.dumps(event, separators=(",", ":")).encode())

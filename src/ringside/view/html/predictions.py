@@ -188,7 +188,7 @@ def _band_curve(index: int, name: str, x: np.ndarray, bands: Sequence[Band], cho
     """A line of its own colour; the chosen one has its band around it."""
     value, low, high = (np.array(ends) for ends in zip(*(band.ends for band in bands), strict=True))
     ends = (low, high) if chosen else (None, None)
-    return Curve(name, x, value, "s0" if chosen else f"s{1 + index % 7}", *ends)
+    return Curve(name, x, value, "s0" if chosen else f"s{1 + index}", *ends)
 
 
 # -------------------------------------------------------------------------------------------------

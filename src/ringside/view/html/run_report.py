@@ -213,7 +213,7 @@ def _lines(steps: np.ndarray, values: Floats, culprits: set[int]) -> list[Curve]
 def _rank_table(summary: dict[str, Any], culprits: set[int]) -> Markup:
     """Ranks beside those that do the same work; of many, the slowest with its peers first."""
     ranks = mesh_order(summary["ranks"])
-    blocks = same_work(ranks, lambda rank: rank.get("coordinates") or {})
+    blocks = same_work(ranks)
     if len(ranks) > 2 * SINGLE_LINES:
         slowest = {rank["rank"]: place for place, rank in enumerate(slowest_first(summary, culprits))}
         blocks = [(part, sorted(members, key=lambda rank: slowest[rank["rank"]])) for part, members in blocks]

@@ -38,11 +38,7 @@ def timeline_page(timeline: Timeline) -> str:
     schedule, topology, seconds = timeline.schedule, timeline.topology, timeline.seconds
     headline = f"{schedule.name} of {size(timeline.size_bytes)} among {schedule.ranks} ranks: {duration(seconds)}"
     late = [f"rank {rank} by {duration(late)}" for rank, late in timeline.late.items() if late]
-    lines = [
-        ("Bottleneck", str(timeline.guilty)),
-        ("Late", ", ".join(late)),
-        ("Band", simulation_text(timeline)),
-    ]
+    lines = [("Bottleneck", str(timeline.guilty)), ("Late", ", ".join(late)), ("Band", simulation_text(timeline))]
     value, ends = band_parts(simulated_band(timeline))
     figures = [
         ("on clusters like it", value, ends),

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -21,267 +21,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.decoding import UNDECODABLE
-from ringside.doctor.calls.follow import LogFollower
 from ringside.errors import RingsideError
-from ringside.monitor.groups import Blocked, Mesh, mean_waits, read_groups, sum_blocked
+from ringside.monitor.groups import Blocked
 from ringside.monitor.nccl.attribution import attribute
-from ringside.monitor.nccl.logs import EVENT as LOGS_EVENT
-from ringside.monitor.nccl.logs import read_log_folder
 from ringside.monitor.nccl.report import NcclReport, read_reports, report_files
 from ringside.monitor.run.directory import RUN, STEPS, Event, RunReader
-from ringside.monitor.run.records import NOTES_KEPT, Revised, RunInfo, StepRecord, revisions
+from ringside.monitor.run.records import RunInfo, StepRecord
 from ringside.monitor.run.registry import running_runs
-from ringside.monitor.slow_rank.judge import PriceMeter, meter_of
-from ringside.monitor.slow_rank.peers import of_peers
-from ringside.monitor.stats import excess_ratios, known_median, row_medians
+from ringside.monitor.stats import excess_ratios, known_median
 from ringside.monitor.summary import assess_run
-from ringside.monitor.undecided import NOTHING, Undecided
-from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict
-from ringside.text import counted
 from ringside.view.mesh_text import read_blocked
+from ringside.view.run.follower import RunFollower, ShownFinding
+from ringside.view.run.log_follower import LogFollower
+from ringside.view.run.recent import FIELDS, RECENT_STEPS, STEPS_KEPT, RecentSteps
 from ringside.view.verdict_text import Calm, describe_calm, verdict_text
 
-# -------------------------------------------------------------------------------------------------
-# What a live view knows of a run: the newest of its records and events, in memory that does not grow with steps.
-
-RECENT_STEPS = 16
-"""Steps that a rank's current figures are medians of."""
-HISTORY_STEPS = 48
-"""Steps whose own times a live view draws."""
-LOSSES_KEPT = 4096
-
-
-def progress_text(steps: int, last: int, of: int) -> str:
-    """Return how far a run is, in words: steps are counted as a summary counts them, those that were recorded.
-
-    Args:
-        steps: Number of steps that were recorded.
-        last: The newest step; steps are numbered from 0.
-        of: How many steps are planned; 0 where that is not known.
-    """
-    planned = f" of at most {of}" if of else ""
-    resumed = f" (steps {last - steps + 1} to {last}{planned})"
-    return counted(steps, "step") + (resumed if last >= steps else planned)
-
-
-@dataclass(frozen=True)
-class RankFigures:
-    """One rank's medians over the last few steps, seconds; NaN where nothing is known."""
-
-    rank: int
-    own_seconds: float
-    wait_seconds: float
-
-
-@dataclass
-class ShownFinding:
-    """A verdict and what it costs by now.
-
-    Args:
-        verdict: As it was reached.
-        meter: Adds up its price among `peers`; None for verdicts that have none.
-        peers: Ranks that do the same work as its culprit, which the meter numbers from 0; empty: all ranks do.
-        scale: How many times as many ranks the job has, all of which wait.
-        over: Whether its episode has ended.
-        final: What it cost in all, as recorded when it ended, rank-seconds; 0: not recorded.
-        until_step: The first step after the episode, as recorded when it ended; None: not recorded.
-    """
-
-    verdict: Verdict
-    meter: PriceMeter | None
-    peers: list[int] = field(default_factory=list)
-    scale: float = 1.0
-    over: bool = False
-    final: float = 0.0
-    until_step: int | None = None
-
-    @property
-    def cost_rank_seconds(self) -> float:
-        """The price so far, in rank-seconds."""
-        if self.over and self.final > 0:
-            return self.final
-        return self.meter.rank_seconds * self.scale if self.meter is not None else self.verdict.cost_rank_seconds
-
-
-@dataclass
-class RunFollower:
-    """A run as far as it has been read.
-
-    Attributes:
-        info: What is known from its start; None before.
-        step: The newest step of any rank, −1 before the first.
-        first: The oldest; more than 0 where the record begins in the middle of a training that was resumed.
-        of: How many steps are planned; 0 where that is not known.
-        stage: What is going on: `starting`, `training`, `comparison`, `ended`.
-        done: How far the comparison is, 0 to 1.
-        findings: The verdicts so far, in order.
-        comparison: What the comparison found, once it is done.
-        losses: Mean loss over ranks of the newest steps, oldest first.
-        own: Own times of all ranks in the newest steps where all are known, oldest first, seconds [ranks].
-        revised: When gradients went another way between hosts, oldest first.
-        mesh: How ranks are arranged, as far as their groups tell; None before the start.
-        undecided: What the detector of slow ranks has not decided.
-        log_folder: Where NCCL's profilers write logs of single collectives; empty: not known.
-    """
-
-    info: RunInfo | None = None
-    step: int = -1
-    first: int = 0
-    of: int = 0
-    stage: str = "starting"
-    done: float = 0.0
-    findings: list[ShownFinding] = field(default_factory=list)
-    comparison: dict[str, Any] = field(default_factory=dict)
-    losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES_KEPT))
-    own: deque[NDArray[np.float64]] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
-    revised: deque[Revised] = field(default_factory=lambda: deque(maxlen=NOTES_KEPT))
-    mesh: Mesh | None = None
-    undecided: Undecided = NOTHING
-    log_folder: str = ""
-    _rows: deque[dict[int, StepRecord]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
-    _row: dict[int, StepRecord] = field(default_factory=dict)
-    _blocked: list[Blocked] | None = None
-
-    @property
-    def ranks(self) -> int:
-        """Number of ranks; 0 while it is not known."""
-        return self.info.world_size if self.info else 0
-
-    @property
-    def steps(self) -> int:
-        """Number of steps that were recorded, as a summary counts them."""
-        return self.step - self.first + 1 if self.step >= 0 else 0
-
-    def progress(self) -> str:
-        """Return how far it is, in words."""
-        return progress_text(self.steps, self.step, self.of)
-
-    def start(self, info: RunInfo) -> None:
-        """Take in what is known from the start."""
-        self.info, self.mesh = info, Mesh(info.world_size)
-        self.stage = "training"
-
-    def feed(self, records: Iterable[StepRecord], events: Iterable[Event]) -> list[ShownFinding]:
-        """Take in what was added to the run; return the verdicts among it.
-
-        Events come first: a verdict's price grows with the steps after it, which may have been read at once with it.
-        """
-        known = len(self.findings)
-        for event in events:
-            self._read_event(event)
-        for record in records:  # the collector writes a step's records together
-            self.first = record.step if self.step < 0 else min(self.first, record.step)
-            # The first record of a newer step closes the one before, whoever is missing from it.
-            if record.step > self.step:
-                self._complete()
-                self.step = record.step
-            if record.step == self.step:
-                self._row[record.rank] = record
-        if len(self._row) == self.ranks:
-            self._complete()
-        return self.findings[known:]
-
-    def figures(self) -> list[RankFigures]:
-        """Return each rank's figures."""
-        figures = []
-        for rank in range(self.ranks):
-            records = [row[rank] for row in self._rows if rank in row]
-            own = np.array([record.own_seconds for record in records])
-            wait = np.array([record.wait_seconds for record in records])
-            figures.append(RankFigures(rank, known_median(own, math.nan), known_median(wait, math.nan)))
-        return figures
-
-    def median(self, name: str) -> float:
-        """Return the median of one field of the records over the last steps and all ranks; NaN if none is known."""
-        values = [getattr(record, name) for row in self._rows for record in row.values()]
-        return known_median(np.array(values, dtype=np.float64), math.nan)
-
-    def exposed_seconds(self) -> float:
-        """Return the median over the last steps of what is exposed on the rank that was blocked least; NaN if none."""
-        known = [[each.exposed_seconds for each in row.values() if each.exposed_seconds >= 0] for row in self._rows]
-        least = [min(seconds) for seconds in known if seconds]
-        return float(np.median(least)) if least else math.nan
-
-    def blocked(self) -> list[Blocked]:
-        """Return how long ranks were blocked along each dimension of the mesh in the last steps."""
-        if self._blocked is None:
-            step = self.median("step_seconds")
-            self._blocked = [] if self.mesh is None else sum_blocked(self._rows, self.mesh, step)
-        return self._blocked
-
-    def waits(self, most: int) -> list[tuple[int, int, float]]:
-        """Return who waited longest for whom in the last steps, group by group; see `mean_waits`."""
-        return [] if self.mesh is None else mean_waits(self._rows, self.mesh, most)
-
-    def _complete(self) -> None:
-        if not self._row:
-            return
-        losses = [record.loss for record in self._row.values() if record.loss is not None]
-        if losses:
-            self.losses.append(sum(losses) / len(losses))
-        own = np.full((1, self.ranks), np.nan)
-        for rank, record in self._row.items():
-            if rank < self.ranks:
-                own[0, rank] = record.own_seconds
-        if np.isfinite(own).all():
-            self.own.append(own[0])
-        for finding in self.findings:
-            if finding.meter is not None and not finding.over and self.step > finding.verdict.detected_step:
-                finding.meter.add(own[:, finding.peers] if finding.peers else own)
-        self._rows.append(self._row)
-        self._row, self._blocked = {}, None
-
-    def _shown(self, verdict: Verdict) -> ShownFinding:
-        """Of one rank that holds the others up every further step adds to the price."""
-        if verdict.kind not in OWN_TIME_KINDS or len(verdict.ranks) != 1 or self.mesh is None:
-            return ShownFinding(verdict, None)
-        peers = self.mesh.peers_of(verdict.ranks[0])
-        if len(peers) in (1, self.ranks):
-            return ShownFinding(verdict, meter_of(verdict))
-        return ShownFinding(verdict, meter_of(of_peers(verdict, peers, self.ranks)), peers, self.ranks / len(peers))
-
-    def _read_event(self, event: Event) -> None:
-        """Anybody may have written the file: an event that is not what it should be is passed over."""
-        with contextlib.suppress(TypeError, ValueError, OverflowError, *UNDECODABLE):
-            kind = event["kind"]
-            if kind == "stage":
-                self.stage = str(event.get("stage", self.stage))
-                if self.stage == "training":
-                    self.of = int(event.get("of", 0))
-                else:
-                    self.done = event.get("done", 0) / max(event.get("of", 1), 1)
-            elif kind == "comparison":
-                self.comparison = {key: value for key, value in event.items() if key not in ("kind", "unix")}
-            elif kind == "verdict":
-                verdict = msgspec.convert(event.get("verdict"), Verdict)
-                if any(not 0 <= rank < self.ranks for rank in verdict.ranks):
-                    return
-                self.findings.append(self._shown(verdict))
-            elif kind == "groups" and self.mesh is not None:
-                self.mesh = Mesh(self.mesh.ranks, self.mesh.groups | read_groups([event]))
-            elif kind == "repaired":
-                verdict = msgspec.convert(event.get("verdict"), Verdict)
-                same, until = (verdict.kind, verdict.ranks), verdict.evidence.get("until_step")
-                for finding in self.findings:
-                    if (finding.verdict.kind, finding.verdict.ranks) == same and not finding.over:
-                        finding.over, finding.final = True, verdict.cost_rank_seconds
-                        finding.until_step = until if isinstance(until, int) else None
-            elif kind == LOGS_EVENT:
-                self.log_folder = read_log_folder([event]) or self.log_folder
-            else:
-                self.revised += revisions([event])
-
-
-Floats32 = NDArray[np.float32]
-
-FIELDS = ("own_seconds", "wait_seconds", "wire_seconds")
-"""Kept of every step and rank."""
 FIGURES = (*FIELDS, "excess_ratio")
 """What is known of every rank at one moment."""
-STEPS_KEPT = 512
-CELLS_KEPT = 1_000_000
-MOST_STEPS = 1 << 53
-"""Whole numbers up to it are exact in every language a view is written in."""
 QUIET_S, QUIET_STEPS = 5.0, 10
 JUDGED_BYTES = 256 << 20
 """The records of larger runs are not all judged again: they keep the summary that was written at their end."""
@@ -373,11 +129,13 @@ class LiveRun:
         at_once: Records that one poll reads at most, so that of a long run something can be shown soon; None: all.
         quiet_s: A run of no process here that wrote nothing for so long, nor for the time of `QUIET_STEPS` steps, is
             judged as one that has ended.
-        follow_logs: Have logs of single collectives judged while the run goes on, where its NCCL writes some.
+        follow_logs: Follows the logs of single collectives that lie in a folder and are of a job that began then;
+            None: what NCCL's profilers write is not looked at.
 
     Attributes:
         path: The run directory.
         following: The run as far as it was read: stage, findings with prices, losses.
+        recent: Its newest steps.
         version: Grows with whatever changed; a view that has drawn this version is up to date.
         restarts: How often another run has begun in this directory.
         fresh, fresh_events, fresh_findings: What the last poll read; the verdicts are among the events, too.
@@ -394,7 +152,7 @@ class LiveRun:
         steps_kept: int = STEPS_KEPT,
         at_once: int | None = None,
         quiet_s: float = QUIET_S,
-        follow_logs: bool = False,
+        follow_logs: Callable[[Path, float], LogFollower] | None = None,
     ) -> None:
         self.path, self._quiet_s, self._follow_logs = path, quiet_s, follow_logs
         self._logs: LogFollower | None = None
@@ -412,7 +170,7 @@ class LiveRun:
         self.following = RunFollower()
         self.ended = self.behind = False
         self.records_read = 0
-        self._end_logs()
+        self.close()
         self._reports: list[NcclReport] = []
         self._reports_of: list[tuple[Path, int]] = []
         self.settled: dict[str, Any] | None = None
@@ -420,13 +178,8 @@ class LiveRun:
         self.version += 1
         if info is not None:
             self.following.start(info)
-        # Fewer steps of many ranks: memory is bounded by cells, whatever the job.
-        ranks = self.ranks
-        kept = max(min(self._steps_kept, CELLS_KEPT // max(ranks * len(FIELDS), 1)), RECENT_STEPS)
-        self._values = np.full((len(FIELDS), kept, ranks), np.nan, dtype=np.float32)
-        self._steps = np.full(kept, -1, dtype=np.int64)
-        self._newest = np.full(ranks, -1, dtype=np.int64)
-        self._wire = [math.nan] * ranks
+        self.recent = RecentSteps(self.ranks, self._steps_kept)
+        self._wire = [math.nan] * self.ranks
 
     def poll(self) -> bool:
         """Read what was added; return whether anything changed.
@@ -453,37 +206,33 @@ class LiveRun:
         self.behind = len(records) == self._at_once
         events = self._reader.poll_events()
         reports_of = self._look_at_reports()
-        if is_news := reports_of != self._reports_of:
+        has_reports = reports_of != self._reports_of
+        if has_reports:
             self._reports_of, self._reports = reports_of, read_reports(self.path)
         if records or events:
             self.fresh, self.fresh_events = records, events
-            self._keep(records)
+            self.recent.add(records)
             self.records_read += len(records)
             self.fresh_findings = self.following.feed(records, events)
             self.following.undecided = self._reader.undecided() or self.following.undecided
             self.ended |= any(event["kind"] == "ended" for event in events)
-        is_news |= self._poll_logs()
-        if records or events or is_news:
+        changed = bool(records or events or has_reports)
+        if changed:
             self.settled, self._is_settled = None, False
-            self.version += 1
-        return bool(records or events or is_news)
-
-    def _poll_logs(self) -> bool:
-        """Return whether logs of single collectives say something else by now."""
+        # What logs of single collectives say stands beside what the records say, and judges nothing anew.
         if self.ended:
-            self._end_logs()
-        elif self._logs is None and self._follow_logs and self.following.log_folder and self.info is not None:
-            self._logs = LogFollower(Path(self.following.log_folder), self.info.started_unix)
-        return self._logs is not None and self._logs.poll()
+            self.close()
+        elif self._logs is None and self._follow_logs is not None and self.following.log_folder:
+            self._logs = self._follow_logs(Path(self.following.log_folder), self._reader.info.started_unix)
+        changed |= self._logs is not None and self._logs.poll()
+        self.version += changed
+        return changed
 
-    def _end_logs(self) -> None:
+    def close(self) -> None:
+        """End what goes on beside: nobody follows logs any more."""
         if self._logs is not None:
             self._logs.close()
             self._logs = None
-
-    def close(self) -> None:
-        """End what was begun beside; nothing is polled any more."""
-        self._end_logs()
 
     @property
     def notes(self) -> list[str]:
@@ -549,13 +298,13 @@ class LiveRun:
     @property
     def findings(self) -> list[ShownFinding]:
         """The verdicts, those that are open first, then by time: those so far, or of an ended run its summary's."""
-        found = self._attributed()
-        if self.settled:
-            found = []
-            for content in self.settled["verdicts"]:
-                with contextlib.suppress(ValueError, TypeError, ArithmeticError, *UNDECODABLE):
-                    verdict = verdict_text(content, self.settled).verdict
-                    found.append(ShownFinding(verdict, None, over="until_step" in verdict.evidence))
+        if not self.settled:
+            return sorted(self._attributed(), key=lambda finding: finding.over)
+        found = []
+        for content in self.settled["verdicts"]:
+            with contextlib.suppress(ValueError, TypeError, ArithmeticError, *UNDECODABLE):
+                verdict = verdict_text(content, self.settled).verdict
+                found.append(ShownFinding(verdict, None, over="until_step" in verdict.evidence))
         return sorted(found, key=lambda finding: finding.over)
 
     def _attributed(self) -> list[ShownFinding]:
@@ -585,25 +334,12 @@ class LiveRun:
         """What the figures of `now` are medians of, in words."""
         return "whole run" if self.settled else f"last {RECENT_STEPS} steps"
 
-    def steps(self) -> NDArray[np.int64]:
-        """Return the training steps that are kept, ascending, int64 [steps]."""
-        return self._steps[self._order()]
-
-    def rows(self, field: str) -> Floats32:
-        """Return one of `FIELDS` of the steps that are kept, float32 [steps, ranks]; NaN where nothing is known."""
-        rows: Floats32 = self._values[FIELDS.index(field)][self._order()]
-        return rows
-
     def now(self) -> list[RankNow]:
         """Return every rank's figures."""
         info = self.info
         if info is None:
             return []
-        # Medians over the last steps; ranks that recorded none of them stay NaN.
-        newest = self._values[:, self._order()[-RECENT_STEPS:]].astype(np.float64)
-        figures: dict[str, NDArray[Any]] = {
-            name: row_medians(values.T).astype(np.float32) for name, values in zip(FIELDS, newest, strict=True)
-        }
+        figures: dict[str, NDArray[Any]] = {**self.recent.medians()}
         mesh = self.following.mesh
         own = figures["own_seconds"].astype(np.float64)
         figures["excess_ratio"] = excess_ratios(own, [] if mesh is None else mesh.peers)
@@ -613,29 +349,8 @@ class LiveRun:
                 figures[name.removesuffix("_median")] = np.array(known, dtype=np.float64)  # None becomes NaN
             figures["wire_seconds"] = np.array(self._wire)
         named = [(finding.verdict.kind, finding.verdict.ranks) for finding in self.findings if not finding.over]
-        return ranks_now(info.hosts, named, self._newest, figures, [] if mesh is None else mesh.coordinates)
+        return ranks_now(info.hosts, named, self.recent.newest, figures, [] if mesh is None else mesh.coordinates)
 
     def blocked(self) -> list[Blocked]:
         """Return how long ranks are blocked along each dimension of the mesh, over `window`."""
-        if not self.settled:
-            return self.following.blocked()
-        return read_blocked(self.settled)
-
-    def _keep(self, records: list[StepRecord]) -> None:
-        """Put records into the ring of steps: a step's slot is its number modulo their count; older ones are void."""
-        kept, ranks = len(self._steps), self.ranks
-        for record in records:
-            slot, step = record.step % kept, record.step
-            # A slot that a newer step holds stays: late records of old steps are void.
-            if not 0 <= record.rank < ranks or not self._steps[slot] <= step < MOST_STEPS:
-                continue
-            if self._steps[slot] != step:
-                self._steps[slot] = step
-                self._values[:, slot] = np.nan
-            self._values[:, slot, record.rank] = [getattr(record, name) for name in FIELDS]
-            self._newest[record.rank] = max(self._newest[record.rank], step)
-
-    def _order(self) -> NDArray[np.intp]:
-        # Slots that were never used hold step -1.
-        order = np.argsort(self._steps, kind="stable")
-        return order[self._steps[order] >= 0]
+        return read_blocked(self.settled) if self.settled else self.following.blocked()

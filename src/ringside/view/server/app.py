@@ -15,7 +15,6 @@ from importlib.abc import Traversable
 from typing import Any
 from urllib.parse import quote, urlencode
 
-import anyio.to_thread
 import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
@@ -116,7 +115,7 @@ class HttpGuard:
 
 
 class _Handlers:
-    """What answers requests; it only ever reads.
+    """What answers requests, each on a thread of starlette's; it only ever reads.
 
     Args:
         runs: What is shown.
@@ -139,47 +138,47 @@ class _Handlers:
                 Route(f"{prefix}/metrics", self.metrics),
                 Route(f"{prefix}/web/{{name}}", self.file),
             ]
-        routes += [
-            Route("/runs", self.index),
-            Route("/grafana.json", self.dashboard),
-            Route("/favicon.ico", self.icon),
-        ]
+        routes += [Route("/runs", self.index), Route("/grafana.json", self.dashboard), Route("/favicon.ico", self.icon)]
         return Starlette(routes=routes)
 
-    async def page(self, request: Request) -> Response:
-        await self._feed(request)
+    def page(self, request: Request) -> Response:
+        self._feed(request)
         return _file_response("index.html")
 
-    async def now(self, request: Request) -> Response:
+    def now(self, request: Request) -> Response:
         """The newest state (see `state.now`), for pages and for `ringside top http://...`."""
-        feed = await self._feed(request)
-        return Response(feed.state()[1], media_type="application/json")
+        return Response(self._feed(request).state()[1], media_type="application/json")
 
-    async def steps(self, request: Request) -> Response:
-        feed = await self._feed(request)
-        since, epoch = _number(request, "since"), request.query_params.get("epoch", "")
-        body = await anyio.to_thread.run_sync(feed.rows, since, epoch)
+    def steps(self, request: Request) -> Response:
+        body = self._feed(request).rows(_number(request, "since"), request.query_params.get("epoch", ""))
         return Response(body, media_type="application/json")
 
-    async def rank(self, request: Request) -> Response:
-        feed = await self._feed(request)
-        body = await anyio.to_thread.run_sync(feed.rank, _number(request, "rank", -1))
+    def rank(self, request: Request) -> Response:
+        body = self._feed(request).rank(_number(request, "rank", -1))
         if body is None:
             return JSONResponse({"error": "there is no such rank"}, status_code=404)
         return Response(body, media_type="application/json")
 
-    async def events(self, request: Request) -> Response:
-        feed = await self._feed(request)
-        stream = _stream(feed, request.headers.get("last-event-id", ""), self._stopping)
+    def events(self, request: Request) -> Response:
+        stream = _stream(self._feed(request), request.headers.get("last-event-id", ""), self._stopping)
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
-    async def metrics(self, request: Request) -> Response:
-        feed = await self._feed(request)
-        return await anyio.to_thread.run_sync(_metrics, feed, request.headers.get("accept", ""))
+    def metrics(self, request: Request) -> Response:
+        feed = self._feed(request)
+        try:
+            from ringside.view.export.prometheus import render
+        except ImportError:
+            message = "metrics need prometheus_client: pip install 'torch-ringside[metrics]'\n"
+            return PlainTextResponse(message, status_code=501)
+        figures = feed.figures()
+        if figures is None:
+            return PlainTextResponse("the run has not begun\n", status_code=503)
+        page, kind = render(figures, request.headers.get("accept", ""))
+        return Response(page, headers={"content-type": kind})
 
-    async def index(self, request: Request) -> Response:
-        listed = await anyio.to_thread.run_sync(self._runs.listed)
+    def index(self, request: Request) -> Response:
+        listed = self._runs.listed()
         lists = ""
         for live, title in ((True, "Active runs"), (False, "Ended runs")):
             rows = [
@@ -199,18 +198,18 @@ class _Handlers:
         page = _page_files()["runs.html"].read_text(encoding="utf-8").replace("<!--rows-->", lists)
         return Response(page, media_type="text/html")
 
-    async def file(self, request: Request) -> Response:
+    def file(self, request: Request) -> Response:
         return _file_response(request.path_params["name"])
 
-    async def dashboard(self, request: Request) -> Response:
+    def dashboard(self, request: Request) -> Response:
         return _file_response("grafana.json")
 
-    async def icon(self, request: Request) -> Response:
+    def icon(self, request: Request) -> Response:
         return Response(status_code=204)
 
-    async def _feed(self, request: Request) -> PageFeed:
+    def _feed(self, request: Request) -> PageFeed:
         key = request.path_params.get("key")
-        feed = await anyio.to_thread.run_sync(self._runs.first if key is None else lambda: self._runs.find(key))
+        feed = self._runs.first() if key is None else self._runs.find(key)
         if feed is None:
             raise HTTPException(404, "there is no such run: see /runs for those there are\n")
         return feed
@@ -233,19 +232,6 @@ async def _stream(feed: PageFeed, last_id: str, stopping: Callable[[], bool]) ->
             yield b": still here\n\n"
             sent_at = time.monotonic()
         await asyncio.sleep(POLL_S)
-
-
-def _metrics(feed: PageFeed, accept: str) -> Response:
-    try:
-        from ringside.view.export.prometheus import render
-    except ImportError:
-        message = "metrics need prometheus_client: pip install 'torch-ringside[metrics]'\n"
-        return PlainTextResponse(message, status_code=501)
-    figures = feed.figures()
-    if figures is None:
-        return PlainTextResponse("the run has not begun\n", status_code=503)
-    page, kind = render(figures, accept)
-    return Response(page, headers={"content-type": kind})
 
 
 def _file_response(name: str) -> Response:

@@ -26,6 +26,7 @@ from ringside.monitor.run.directory import RUN, RunReader, runs_under
 from ringside.monitor.run.records import RunInfo
 from ringside.monitor.run.registry import Entry, running_runs
 from ringside.view.run.live import QUIET_S, LiveRun
+from ringside.view.run.log_follower import LogFollower
 from ringside.view.server.history import History
 from ringside.view.server.state import packed, page_state
 
@@ -58,7 +59,7 @@ class PageFeed:
         self._poll_s = poll_s
         self._guard = threading.Lock()
         self._stop = threading.Event()
-        self._live = LiveRun(path, at_once=AT_ONCE, quiet_s=quiet_s, follow_logs=True)
+        self._live = LiveRun(path, at_once=AT_ONCE, quiet_s=quiet_s, follow_logs=LogFollower)
         self._shown: tuple[Any, ...] = ()
         self._trouble, self._begun = "", 0
         self._begin()

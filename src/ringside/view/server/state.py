@@ -16,13 +16,15 @@ from ringside.monitor.assessment import assess
 from ringside.monitor.groups import describe_place, kind_of_work, place_in_mesh, read_chain
 from ringside.monitor.job.questions import QUESTIONS, read_answers
 from ringside.monitor.links.sampler import LinkTotals
+from ringside.monitor.run.directory import finite
 from ringside.monitor.stats import known_median
 from ringside.schedule import ALGORITHMS, by_name
 from ringside.text import duration, figure, percent, rate, size, title
 from ringside.view.cost_text import cost_text
 from ringside.view.html.rings import longest_waits
 from ringside.view.mesh_text import blocked_cells, chain_dimensions
-from ringside.view.run.live import FIGURES, RECENT_STEPS, LiveRun, RankNow
+from ringside.view.run.live import FIGURES, LiveRun, RankNow
+from ringside.view.run.recent import RECENT_STEPS
 from ringside.view.verdict_text import answer_sign, answer_text, checks, verdict_text
 
 ARROWS = 24
@@ -69,7 +71,7 @@ def page_state(live: LiveRun, links: Sequence[LinkTotals]) -> dict[str, Any]:
         return {**progress, **lists, "figures": {}}
     verdicts = _verdicts(live)
     hosts = sorted(set(info.hosts))
-    own, waits = (live.rows(f"{name}_seconds")[-RECENT_STEPS:].astype(np.float64) for name in ("own", "wait"))
+    own, waits = (live.recent.rows(f"{name}_seconds")[-RECENT_STEPS:].astype(np.float64) for name in ("own", "wait"))
     ranks = live.now()
     figures = {name: packed([getattr(rank, name) for rank in ranks], np.float32) for name in FIGURES}
     # Beside a mesh everybody waits in groups of their own, not for the slowest rank of the job.
@@ -90,7 +92,7 @@ def page_state(live: LiveRun, links: Sequence[LinkTotals]) -> dict[str, Any]:
         "assessment": assess(following.undecided),
         "cost": cost_text(sum(verdict["cost_rank_seconds"] for verdict in verdicts)),
         "tiles": _tiles(live, verdicts),
-        "step_seconds": _or_none(_step_seconds(live)),
+        "step_seconds": finite(_step_seconds(live)),
         "window": live.window,
         "figures": {**figures, "step": packed([rank.step for rank in ranks], np.float64)},
         "arrows": longest_waits(own, waits, ARROWS) if in_groups is None else in_groups,
@@ -139,8 +141,8 @@ def _mesh(live: LiveRun, ranks: Sequence[RankNow]) -> dict[str, Any]:
         found["blocked"] = [
             {
                 "dimension": as_text(one.dimension),
-                "seconds_per_step": _or_none(one.seconds_per_step),
-                "step_ratio": _or_none(one.step_ratio),
+                "seconds_per_step": finite(one.seconds_per_step),
+                "step_ratio": finite(one.step_ratio),
                 "ranks": packed(one.ranks, np.float32),
                 "cells": [as_text(cell) for cell in blocked_cells(one)],
             }
@@ -174,7 +176,7 @@ def _verdicts(live: LiveRun) -> list[dict[str, Any]]:
     context = live.settled or {
         "world_size": live.ranks,
         "steps": live.following.steps,
-        "step_seconds": {"median": _or_none(live.following.median("step_seconds"))},
+        "step_seconds": {"median": finite(live.following.median("step_seconds"))},
     }
     found = []
     for finding in live.findings:
@@ -249,7 +251,3 @@ def _link(link: LinkTotals, hosts: Sequence[str]) -> dict[str, Any]:
         "ratio": percent(link.wire_ratio, 1),
         "again": size(link.retransmitted_bytes),
     }
-
-
-def _or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -3,7 +3,7 @@
   const $ = (id) => document.getElementById(id);
   const data = JSON.parse($("data").textContent);
   const svg = $("figure").querySelector("svg"), layer = svg.querySelector(".arrows");
-  const { ranks, cards, cell, nodes, parts, vertices, holders, holds, messages, apply, state, fill, explain, onCurve, treeOf, round1 } =
+  const { ranks, cell, nodes, parts, vertices, holders, holds, messages, apply, state, fill, explain, onCurve, treeOf, round1 } =
     cellsOf(data, svg);
   const rounds = data.rounds.length, end = data.end;
   const LASTS = Math.min(40000, Math.max(8000, 700 * rounds)); // a whole play, milliseconds
@@ -148,10 +148,6 @@
     else if (event.key === " " && !event.target.closest?.("button, select, summary")) toggle();
     else return;
     event.preventDefault();
-  });
-  nodes.forEach((group, node) => {
-    group.onpointerenter = () => svg.setAttribute("data-of", cards[node][0]);
-    group.onpointerleave = () => svg.removeAttribute("data-of");
   });
   explain(() => drawn);
   $("player").hidden = false;

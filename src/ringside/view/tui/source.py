@@ -30,7 +30,9 @@ from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.verdict import Verdict
 from ringside.text import size
 from ringside.view.mesh_text import read_blocked
-from ringside.view.run.live import FIGURES, RECENT_STEPS, STEPS_KEPT, Floats32, LiveRun, RankNow, ranks_now
+from ringside.view.run.live import FIGURES, LiveRun, RankNow, ranks_now
+from ringside.view.run.log_follower import LogFollower
+from ringside.view.run.recent import RECENT_STEPS, STEPS_KEPT, Floats32
 from ringside.view.verdict_text import Calm
 
 TAIL_BYTES = 8 << 20
@@ -154,7 +156,7 @@ class Local:
         self.where = str(path)
         self._tail_bytes = tail_bytes
         self._path = path
-        self._live = LiveRun(path, at_once=at_once, follow_logs=True)
+        self._live = LiveRun(path, at_once=at_once, follow_logs=LogFollower)
         self._at_once = at_once
         self._reading = ""
 
@@ -193,8 +195,8 @@ class Local:
             of=run.of,
             ranks=tuple(live.now()),
             verdicts=tuple(Open(finding.verdict, finding.cost_rank_seconds, finding.over) for finding in live.findings),
-            steps=live.steps(),
-            own_seconds=live.rows("own_seconds"),
+            steps=live.recent.steps(),
+            own_seconds=live.recent.rows("own_seconds"),
             version=live.version,
             notes=tuple(live.notes),
             window=live.window,

@@ -21,7 +21,7 @@ from ringside.monitor.verdict import headline, onset
 from ringside.text import duration, figure, percent, signed_percent, title
 from ringside.view.cost_text import cost_text
 from ringside.view.mesh_text import blocked_line, chain_line
-from ringside.view.run.live import RankNow, progress_text
+from ringside.view.run.follower import progress_text
 from ringside.view.tui.console import printable
 from ringside.view.tui.rank_table import SortOrder, Sparks, arrange_ranks, fit_columns, heading_line, rank_line
 from ringside.view.tui.source import Open, Snapshot
@@ -309,13 +309,11 @@ def as_json(snapshot: Snapshot, order: SortOrder) -> dict[str, Any]:
         ],
         **({} if rate is None else {PER_RANK_HOUR: rate}),
         "notes": list(snapshot.notes),
-        "ranks": [_rank_json(rank) for rank in arrange_ranks(snapshot.ranks, order)],
+        # Where a rank is in the mesh, only where that is known.
+        "ranks": [
+            {key: value for key, value in dataclasses.asdict(rank).items() if value or key != "coordinates"}
+            for rank in arrange_ranks(snapshot.ranks, order)
+        ],
         **({"blocked": list(snapshot.blocked)} if snapshot.blocked else {}),
     })  # fmt: skip
     return content
-
-
-def _rank_json(rank: RankNow) -> dict[str, Any]:
-    """A rank's figures; where it is in the mesh only where that is known."""
-    content = dataclasses.asdict(rank)
-    return content if content["coordinates"] else {key: content[key] for key in content if key != "coordinates"}

@@ -12,7 +12,6 @@ const LEAST_EXCESS = 0.05; // the scale of the bars reaches at least so far: noi
 const choice = { step: null, rank: null };
 let figures = null, mesh = null, state = null, ofRank = null, showAll = false, announced = "", linked = false, asked = 0;
 
-const zero = (rows, name) => rows.lines[name];
 const hidden = (rows) => {
   const kept = (rows.hidden ??= { number: -1 });
   if (kept.number !== rows.number) {
@@ -43,17 +42,17 @@ const charts = [
   ], { title: "The chosen rank over time", onHover: hover, view }),
   new Lines(byId("of-all"), byId("key-all"), [
     { name: "5–95%", kind: "band", colour: "s0", of: (rows) => [rows.lines.own_low, rows.lines.own_high] },
-    { name: "median", kind: "line", colour: "s0", of: (rows) => zero(rows, "own") },
-    { name: "slowest rank", kind: "line", colour: "bad", of: (rows) => zero(rows, "own_most") },
+    { name: "median", kind: "line", colour: "s0", of: (rows) => rows.lines.own },
+    { name: "slowest rank", kind: "line", colour: "bad", of: (rows) => rows.lines.own_most },
   ], { title: "Own time of all ranks", onHover: hover, view }),
   new Lines(byId("of-overlap"), byId("key-overlap"), [
-    { name: "exposed", kind: "area", colour: "bad", of: (rows) => zero(rows, "exposed") },
+    { name: "exposed", kind: "area", colour: "bad", of: (rows) => rows.lines.exposed },
     { name: "hidden", kind: "area", colour: "wire", of: hidden },
-    { name: "backward", kind: "line", colour: "ink", dash: true, of: (rows) => zero(rows, "backward") },
+    { name: "backward", kind: "line", colour: "ink", dash: true, of: (rows) => rows.lines.backward },
   ], { title: "Communication behind backward", onHover: hover, view }),
   new Lines(byId("of-wait"), byId("key-wait"), [
-    { name: "wait, median rank", kind: "line", colour: "wait", bold: true, of: (rows) => zero(rows, "wait") },
-    { name: "wire, median rank", kind: "line", colour: "wire", bold: true, of: (rows) => zero(rows, "wire") },
+    { name: "wait, median rank", kind: "line", colour: "wait", bold: true, of: (rows) => rows.lines.wait },
+    { name: "wire, median rank", kind: "line", colour: "wire", bold: true, of: (rows) => rows.lines.wire },
   ], { title: "Wait and wire", onHover: hover, view }),
 ];
 const heat = new Heat(byId("heat"), {

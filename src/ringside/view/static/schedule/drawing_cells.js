@@ -124,6 +124,6 @@ const cellsOf = (data, svg) => {
   // The nodes of the second tree follow those of the first.
   const treeOf = (node) => Math.floor(node / vertices);
 
-  return { ranks, links, cards, cell, nodes, parts, vertices, holders, holds, messages, apply, state, fill, explain, chunksOf,
-    onCurve, treeOf, round1, rectangle, path };
+  return { ranks, cards, cell, nodes, parts, vertices, holders, holds, messages, apply, state, fill, explain, chunksOf,
+    onCurve, treeOf, round1 };
 };
