@@ -67,8 +67,9 @@ def test_train_ddp(tmp_path: Path) -> None:
 
 
 def test_survive_under_keepers(tmp_path: Path) -> None:
+    """Of keepers and their workers the one that is started as a user starts it."""
     arguments = ("-m", "ringside.survive", str(EXAMPLES / "survive.py"), "--steps", "40")
-    first, second = torchrun(*arguments, directory=tmp_path).splitlines()
+    first, second = torchrun(*arguments, directory=tmp_path, python=sys.executable).splitlines()
     before, after = (float(word) for word in first.removeprefix("loss ").split(" -> "))
     assert after < before
     assert second == "40 steps, 2512 samples, each once"
