@@ -15,9 +15,9 @@ SCRIPT = Path(__file__).parent / "scripts" / "held_back.py"
 
 
 @pytest.mark.noisy
-def test_a_throttled_rank_is_named_with_its_quota(tmp_path):
+def test_a_throttled_rank_is_named_with_its_quota(tmp_path, command):
     with quota_or_skip(cpus=0.04) as quota:
-        status, _, err = launched.run(
+        status, _, err = command(
             *("run", "--run-dir", tmp_path / "run", "--nproc-per-node=2", SCRIPT),
             BEGIN=str(BEGIN),
             HELD_IN=str(quota.members),

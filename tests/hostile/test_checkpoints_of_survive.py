@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tests.support import zygote
 
 torch = pytest.importorskip("torch")
 
@@ -187,7 +188,7 @@ def test_what_is_no_file_of_ours_is_passed_over(tmp_path, wrong):
 
 def test_what_a_writer_that_was_killed_left_is_removed_by_the_next(tmp_path):
     script = Path(__file__).parent / "scripts" / "killed_writer.py"
-    killed = subprocess.run([sys.executable, script, tmp_path], timeout=120)
+    killed = subprocess.run([zygote.python(), script, tmp_path], timeout=120)
     assert killed.returncode == -signal.SIGKILL
     assert len(names(tmp_path)) == 1
     Checkpoints(tmp_path).write(tree(8))

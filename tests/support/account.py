@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from . import zygote
+
 MOST_RERUNS = 3
 COSTS = Path(__file__).parent.parent / "costs.txt"
 # What cases of one test function may cost in `make test`, in seconds of processor time, or twice that of waiting:
@@ -82,12 +84,13 @@ def used() -> tuple[float, float, float]:
 
 
 def _forked() -> float:
-    """Return the processor seconds of the fork server, and of its children that have ended."""
-    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    if pid is None:
-        return 0.0
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / _TICKS
+    """Return the processor seconds of the fork server and the zygote, and of their children that have ended."""
+    ticks = 0
+    for pid in (forkserver._forkserver._forkserver_pid, zygote.pid()):  # type: ignore[attr-defined]
+        if pid is not None:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / _TICKS
 
 
 class Account:
