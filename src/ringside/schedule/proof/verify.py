@@ -7,12 +7,14 @@ the same one. No numbers are involved, so the proof holds for all inputs, dtypes
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from ringside.errors import UsageError
 from ringside.schedule.proof import symmetry as orbit
 from ringside.schedule.proof.audit import Audit, Problem, Proof
-from ringside.schedule.proof.expressions import Expressions, advance
+from ringside.schedule.proof.expressions import Expressions, Ids, advance
 from ringside.schedule.proof.results import Outcome, canonical, wrong_results
 from ringside.schedule.proof.safety import deadlocks, malformed, unordered_writes
 from ringside.schedule.schedule import Schedule
@@ -90,4 +92,8 @@ def _prove(schedule: Schedule, buffers: int) -> Proof:
         tally.count(step)
     end = Outcome(pool, state, written, holds, wants, schedule.ranks, schedule.collective)
     problems = impossible or [*unsafe, *wrong_results(end)]
-    return Proof(problems, canonical(end), tally.traffic(), lambda chunk, rank: pool.text(int(state[rank, chunk])))
+    return Proof(problems, canonical(end), tally.traffic(), partial(_expression, pool, state))
+
+
+def _expression(pool: Expressions, final: Ids, chunk: int, rank: int) -> str:
+    return pool.text(int(final[rank, chunk]))
