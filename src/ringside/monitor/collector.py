@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import time
@@ -256,6 +257,10 @@ def standard_watchers(ranks: int, hosts: Sequence[str] = (), groups: JobGroups |
     """
     groups = groups or JobGroups(ranks)
     links, small = LinkWatcher(ranks, hosts), SmallCollectives()
-    # A pipeline has bubbles, which look like communication that takes long.
-    bound = CommunicationBound(lambda: links.suspects or small.suspects or groups.mesh.has_stages)
+    bound = CommunicationBound(functools.partial(_is_explained, links, small, groups))
     return [PeersWatcher(groups), links, JobWatcher(ranks, [small, bound, InputBound()]), StageWatcher(groups)]
+
+
+def _is_explained(links: LinkWatcher, small: SmallCollectives, groups: JobGroups) -> bool:
+    """Return whether there is, or may be, a narrower reason for long communication: a pipeline has bubbles."""
+    return links.suspects or small.suspects or groups.mesh.has_stages
