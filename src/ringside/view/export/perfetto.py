@@ -72,7 +72,10 @@ def write_events(path: Path, events: Iterable[Trace]) -> int:
     """Write trace events, compressed where the name ends in `.gz`; return how many, or raise `RingsideError`."""
     count = 0
     try:
-        with user_file(path) as file, gzip.open(file, "wb") if path.suffix == ".gz" else nullcontext(file) as out:
+        with (
+            user_file(path) as file,
+            gzip.GzipFile(fileobj=file, mode="wb") if path.suffix == ".gz" else nullcontext(file) as out,
+        ):
             out.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
             for event in events:
                 out.write(b",\n" * (count > 0) + json.dumps(event, separators=(",", ":")).encode())

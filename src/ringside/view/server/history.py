@@ -71,9 +71,6 @@ class History:
         self._sums, self._counts = np.zeros((len(MEANS), 0)), np.zeros((len(MEANS), 0), dtype=np.int64)
         self._room(16)
 
-    def __len__(self) -> int:
-        return len(self._index)
-
     def add(self, records: Iterable[StepRecord]) -> None:
         """Add records, in any order; of ranks that do not exist and of impossible steps none."""
         batch = [record for record in records if 0 <= record.rank < self.ranks and 0 <= record.step < MOST_STEPS]
