@@ -21,6 +21,7 @@ from bench.common import make_parser
 
 from ringside.predict import LinkClass, LinkOverride, Topology, closed_form, preset, prices, simulate
 from ringside.predict.plan.plan import PlanQuestion, plan
+from ringside.predict.plan.step import MOST_ACTIONS, Job
 from ringside.schedule import ALGORITHMS, by_name, hierarchical, ring
 
 RANKS = 24_576
@@ -69,13 +70,20 @@ def all_algorithms() -> list[dict[str, Any]]:
 
 
 def plans() -> list[dict[str, Any]]:
-    """A plan with a step: of as many GPUs, and of CPU hosts, whose schedules are simulated."""
+    """Plans with a step: of as many GPUs, of CPU hosts, whose schedules are simulated, and of the longest step."""
     rows = []
-    for name, hosts in (("dgx-h100", RANKS // 8), ("ethernet-10g", 64)):
-        question = PlanQuestion(preset(name, hosts=hosts), 1e9, compute_s=0.25)
+    longest = Job(stage=3, layers=32, micro_batches=MOST_ACTIONS // 33)
+    for name, hosts, job, most in (
+        ("dgx-h100", RANKS // 8, None, 0.5),
+        ("ethernet-10g", 64, None, 0.5),
+        ("ethernet-10g", 256, None, 0.5),
+        ("dgx-h100", 16, longest, 20.0),
+    ):
+        question = PlanQuestion(preset(name, hosts=hosts), 1e9, compute_s=0.25, job=job)
         took, found = _cpu_time(partial(plan, question))
+        what = f", {job.actions} layers of micro-batches" if job else ""
         note = f"  {found.priced.algorithm}, {found.priced.seconds.value:.3g} s"
-        rows.append(_floor_row(f"plan of {question.topology.ranks} ranks, {name}, CPU s", took, 0.5, note))
+        rows.append(_floor_row(f"plan of {question.topology.ranks} ranks, {name}{what}, CPU s", took, most, note))
     return rows
 
 

@@ -39,6 +39,17 @@ for verb in sys.argv[1:]:
     subprocess.run([sys.executable, "-c", program, *VERBS], check=True, timeout=120)
 
 
+def test_a_command_imports_no_other() -> None:
+    program = """
+import sys
+from ringside.commands import main
+assert main(["predict"]) == 2
+print(*(name for name in sys.modules if name.startswith("ringside.commands.")))
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, timeout=120, capture_output=True, text=True)
+    assert {name.split(".")[2] for name in done.stdout.split()} == {"options", "predict"}
+
+
 @pytest.mark.parametrize("words", [(), ("help",), ("--help",), ("-h",)])
 def test_help_lists_the_commands_in_groups_with_an_example(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]

@@ -172,6 +172,15 @@ def test_what_cannot_be_is_said_in_one_line(words, reason, capsys):
     assert error.count("\n") == 1
 
 
+def test_that_a_step_of_very_many_layers_takes_a_while_is_said(capsys):
+    words = ("--preset", "ethernet-10g", "--hosts", "2", "--bytes", "1GB", "--compute-seconds", "1", "--zero", "1")
+    found = said(capsys, *words, "--layers", "20000")
+    told = "(20,000 layers of micro-batches are played for every host count and change: this takes seconds)\n"
+    assert found.err == told
+    assert found.out.startswith("step: ")
+    assert said(capsys, *words, "--layers", "200").err == ""
+
+
 def test_an_unknown_preset_lists_those_that_exist(capsys):
     error = said(capsys, "--preset", "dgx-9000", status=2).err
     assert all(name in error for name in presets())

@@ -363,6 +363,21 @@ def test_arrays():
     assert prices(ring(6), flat(6), [6e6, 0]) == pytest.approx([timeline.seconds, 10e-5])
 
 
+@pytest.mark.parametrize("name", ["ring", "tree", "direct", "halving_doubling", "parameter_server"])
+@pytest.mark.parametrize("segments", [1, 3])
+def test_several_sizes_at_once_are_each_of_them_by_itself_to_the_last_bit(name, segments, monkeypatch):
+    sizes, topology = [0.0, 1.0, 7e5, 3e9], flat(6, overhead_s=1e-6, reduce_bytes_per_s=3e9).with_slow_link(1, 2, 3.0)
+    late = {4: 1e-5}
+    together = finish_seconds(by_name(name, 6), topology, sizes, late=late, segments=segments)
+    monkeypatch.setattr("ringside.predict.simulation.simulate.MOST_PLAYED", 1)
+    alone = finish_seconds(by_name(name, 6), topology, sizes, late=late, segments=segments)
+    for size, row, own in zip(sizes, together, alone, strict=True):
+        played = simulate(by_name(name, 6), topology, size, late=late, segments=segments)
+        assert row.tolist() == own.tolist()
+        assert row == pytest.approx(played.finish_seconds, rel=1e-12)
+    assert finish_seconds(by_name(name, 6), topology, []).shape == (0, 6)
+
+
 def test_what_is_not_kept_is_played_again(monkeypatch):
     topology = flat(9).with_slow_link(4, 5, 3.0)
     whole = simulate(ring(9), topology, 1e6, late={2: 1e-4})

@@ -10,6 +10,7 @@ from ringside.schedule import (
     ALGORITHMS,
     COLLECTIVES,
     Collective,
+    Round,
     Schedule,
     by_name,
     chain,
@@ -60,6 +61,20 @@ def test_pipelining_changes_no_bit(name: str, ranks: int, segments: int, element
     inputs = np.random.default_rng(elements).standard_normal((ranks, elements)).astype(np.float32)
     whole, cut = (run(s, inputs) for s in (by_name(name, ranks), pipelined(by_name(name, ranks), segments)))
     np.testing.assert_array_equal(whole, cut)
+
+
+@pytest.mark.parametrize("segments", [2, 64])
+def test_however_many_segments_each_round_is_made_once(segments: int):
+    made: list[int] = []
+
+    def hop(k: int) -> Round:
+        made.append(k)
+        return Round.of([(k, k + 1, 0, True)])
+
+    p = pipelined(Schedule("hops", 101, 1, 100, hop), segments)
+    for k in range(p.rounds):
+        p.round(k)
+    assert made == list(range(100))
 
 
 def test_segments_follow_each_other_one_round_apart():

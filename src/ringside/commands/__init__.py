@@ -128,7 +128,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         meant = did_you_mean(first, VERBS)
         print(f"ringside: there is no command {first!r}{meant}; `ringside help` lists them", file=sys.stderr)
         return UsageError.exit_status
-    args, unknown = build_parser().parse_known_args(words)
+    # other commands' modules are imported only where they are listed
+    args, unknown = build_parser(VERBS if first.startswith("-") else (first,)).parse_known_args(words)
     if unknown:  # argparse itself would show the usage of `ringside`, not of the command
         args.usage_error(f"unrecognized arguments: {' '.join(unknown)}")
     set_verbosity(args.verb, getattr(args, "verbose", 0), quiet=getattr(args, "quiet", False))

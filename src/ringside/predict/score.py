@@ -112,7 +112,7 @@ def hold_out(table: Table, known: Knowledge, *, others: Sequence[Table] = (), fi
         return _refused(table, "hold-out", f"{len(table.rows)} usable rows; a hold-out needs {LEAST_HELD}")
     rows, held = table.rows[first::2], table.rows[1 - first :: 2]
     found = moved_law(others, table, known) if others else known.law_or_vague(table)
-    return _scored(table, "hold-out", found, fit(_sizes(rows), measured(rows), found), rows, held, known)
+    return _scored(table, "hold-out", fit(_sizes(rows), measured(rows), found), rows, held, known)
 
 
 def larger_sizes(table: Table, known: Knowledge, limit_bytes: float) -> Score:
@@ -122,8 +122,8 @@ def larger_sizes(table: Table, known: Knowledge, limit_bytes: float) -> Score:
     if len(small) < 2 or not large:
         why = f"{len(small)} usable rows up to {limit_bytes:.0f} bytes and {len(large)} above; 2 and 1 are needed"
         return _refused(table, "larger sizes", why)
-    found = known.law_or_vague(table)
-    return _scored(table, "larger sizes", found, fit(_sizes(small), measured(small), found), small, large, known)
+    fitted = fit(_sizes(small), measured(small), known.law_or_vague(table))
+    return _scored(table, "larger sizes", fitted, small, large, known)
 
 
 def preset_only(table: Table, known: Knowledge) -> Score:
@@ -136,7 +136,7 @@ def preset_only(table: Table, known: Knowledge) -> Score:
         if is_mpi(table):
             words = "processes on CPUs: give their point-to-point tables (osu_latency, osu_bw) too, or --preset NAME"
         return _refused(table, "preset", words)
-    return _scored(table, "preset", found, expect(found), (), table.rows, known)
+    return _scored(table, "preset", expect(found), (), table.rows, known)
 
 
 def other_scale(fit_tables: Sequence[Table], test: Table, known: Knowledge) -> Score:
@@ -144,9 +144,8 @@ def other_scale(fit_tables: Sequence[Table], test: Table, known: Knowledge) -> S
     usable = [table for table in fit_tables if table.rows and table.collective == test.collective]
     if not usable or not test.rows:
         return _refused(test, "other scale", "no usable rows to fit or to score")
-    moved = moved_law(usable, test, known)
     rows = tuple(row for table in usable for row in table.rows)
-    return _scored(test, "other scale", moved, expect(moved), rows, test.rows, known)
+    return _scored(test, "other scale", expect(moved_law(usable, test, known)), rows, test.rows, known)
 
 
 def moved_law(others: Sequence[Table], table: Table, known: Knowledge) -> Law:
@@ -172,7 +171,6 @@ def _refused(table: Table, mode: str, why: str) -> Score:
 def _scored(
     table: Table,
     mode: str,
-    found: Law,
     calibration: Calibration,
     rows: Sequence[TableRow],
     held: Sequence[TableRow],
@@ -190,7 +188,7 @@ def _scored(
     topology = known.topology(table) if table.collective == ALL_REDUCE and not is_mpi(table) else None
     if topology is not None and topology.ranks > 1:
         beside["nccl_constants"] = errors_of(sizes, nccl_constants(topology, sizes), times)
-    return Score(table, mode, found.words, len(rows), tuple(held), prediction, errors, beside)
+    return Score(table, mode, calibration.law.words, len(rows), tuple(held), prediction, errors, beside)
 
 
 def _sizes(rows: Sequence[TableRow]) -> Floats:

@@ -101,7 +101,7 @@ def _slowed(topology: Topology, algorithm: str, bucket_bytes: float, link: tuple
         order = sorted(others, key=lambda other: (topology.class_of(src, other) != kind, abs(other - dst)))
         used = "".join(f", such as {src}:{other}" for other in order[:1])
         raise UsageError(f"{name} sends nothing from rank {src} to rank {dst}: take a link it uses{used}")
-    return topology.with_slow_link(src, dst, times * topology.rate_of(src, dst) / best) if best < math.inf else found
+    return topology.with_slow_link(src, dst, times * topology.rate_of(src, dst) / best)
 
 
 # -------------------------------------------------------------------------------------------------

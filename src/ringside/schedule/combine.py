@@ -6,7 +6,7 @@ asked for. `verify` proves the result; a combinator refuses only what it cannot 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import lcm
@@ -57,17 +57,18 @@ def pipelined(s: Schedule, segments: int) -> Schedule:
 
 
 def _pipelined_round(s: Schedule, segments: int, t: int) -> Round:
-    # In round t segment j does what its chunk did in round t - j.
-    parts = [(j, _round_of(s, t - j)) for j in range(max(0, t - s.rounds + 1), min(segments, t + 1))]
-    chunks = np.concatenate([step.chunk * segments + j for j, step in parts])
-    src, dst, reduce = (np.concatenate([getattr(step, name) for _, step in parts]) for name in ("src", "dst", "reduce"))
-    return Round(src, dst, chunks, reduce)
+    # In round t segment j does what its chunk did in round t - j. The oldest is asked for first, or the cache would
+    # drop each round just before it is needed again.
+    running, round_of = range(max(0, t - s.rounds + 1), min(segments, t + 1)), _rounds_of(s)
+    steps = [round_of(t - j) for j in reversed(running)][::-1]
+    step, segment = joined(steps), np.repeat(running, [len(step) for step in steps])
+    return Round(step.src, step.dst, step.chunk * segments + segment, step.reduce)
 
 
-@lru_cache(maxsize=64)
-def _round_of(s: Schedule, k: int) -> Round:
-    """Return a round, or a rotational one's representatives: each is needed once for every segment."""
-    return s.representatives(k) if s.rotational else s.round(k)
+@lru_cache(maxsize=2)
+def _rounds_of(s: Schedule) -> Callable[[int], Round]:
+    """Return what makes a round, or a rotational one's representatives: each is needed once for every segment."""
+    return lru_cache(maxsize=64)(s.representatives if s.rotational else s.round)
 
 
 def striped(schedules: Sequence[Schedule], name: str = "striped") -> Schedule:

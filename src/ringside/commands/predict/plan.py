@@ -11,26 +11,27 @@ import re
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringside.commands.options import algorithm_name, host_count, write_output
 from ringside.errors import UsageError
 from ringside.predict.fit import installed_system
-from ringside.predict.plan.memory import DEVICE_BYTES, WEIGHT_BYTES, fit
+from ringside.predict.plan.memory import DEVICE_BYTES, WEIGHT_BYTES
 from ringside.predict.plan.options import AUTO
-from ringside.predict.plan.plan import PlanQuestion, TrainingPlan, plan
+from ringside.predict.plan.plan import PlanQuestion, TrainingPlan, part_fit, plan
 from ringside.predict.plan.step import Job
 from ringside.predict.topology.files import load_topology, preset, presets
 from ringside.predict.topology.topology import Topology
 from ringside.text import parse_ranks_per_host, size, size_bytes
-from ringside.view.html.predictions import plan_page
 from ringside.view.predict_text import full_plan, short_plan
-from ringside.view.run.recorded import Run
-from ringside.view.run.training_step import host_sizes, recorded_step
 from ringside.view.tui.console import printable_lines
+
+if TYPE_CHECKING:
+    from ringside.view.run.recorded import Run
 
 SCHEMA = 1
 DEFAULT_BYTES = 1e9
+SLOW_ACTIONS = 20_000  # of a step, from which on a plan takes about a second
 _COUNT = re.compile(r"^((?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:e\+?[0-9]+)?)\s*([kmbt]?)$", re.IGNORECASE)
 COUNT_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
@@ -98,6 +99,9 @@ def run(args: argparse.Namespace) -> int:
         # What a recorded run did, over the hardware that arguments name.
         if args.bytes or args.compute_seconds is not None or args.system:
             raise UsageError(f"--run {args.run} gives what it synchronised and computed: omit the others")
+        from ringside.view.run.recorded import Run
+        from ringside.view.run.training_step import recorded_step
+
         recorded = Run(args.run)
         step = recorded_step(recorded, hardware_of(recorded, args))
         _, parameters = gradient_bytes(args)
@@ -119,8 +123,11 @@ def run(args: argparse.Namespace) -> int:
         accumulated=args.accumulate,
         base_batch=args.base_batch,
     )
-    question = replace(question, job=asked_job(args, question))
-    found = plan(question)
+    job = asked_job(args, question)
+    if question.compute_s is not None and job.actions >= SLOW_ACTIONS:
+        count = f"{job.actions:,} layers of micro-batches"
+        print(f"({count} are played for every host count and change: this takes seconds)", file=sys.stderr)
+    found = plan(replace(question, job=job))
     if args.json:
         print(json.dumps(to_json(found), indent=1))
     else:
@@ -128,6 +135,8 @@ def run(args: argparse.Namespace) -> int:
     if not (args.run or args.bytes or args.model or args.params_from):
         print(f"({size(DEFAULT_BYTES)} of gradients assumed: give --bytes or --model)", file=sys.stderr)
     if args.html is not None:
+        from ringside.view.html.predictions import plan_page
+
         write_page(args.html, plan_page(found))
     unfit = found.fit is not None and found.fit.refused and found.fit.stage is None
     return 1 if unfit else 0
@@ -146,12 +155,8 @@ def asked_job(args: argparse.Namespace, question: PlanQuestion) -> Job:
         max(question.accumulated, 1),  # what is less is refused with the batch
         activations,
     )
-    if args.zero is not None or question.parameters is None:
-        return job
-    parts = job.tensor * job.pipeline
-    sharing = max(question.topology.ranks // parts, 1)
-    fits = fit(question.parameters / parts, sharing, question.memory_bytes, question.dtype)
-    return replace(job, stage=fits.stage or 0)
+    memory = part_fit(question, job) if args.zero is None else None
+    return job if memory is None else replace(job, stage=memory.stage or 0)
 
 
 def write_page(path: Path, page: str) -> None:
@@ -170,6 +175,8 @@ def hardware_of(run: Run, args: argparse.Namespace) -> Topology | None:
     # a file, or a size, is taken as it is
     if not args.preset or args.hosts is not None or args.ranks_per_host is not None:
         return hardware(args)
+    from ringside.view.run.training_step import host_sizes
+
     sizes = host_sizes(run)
     return hardware(args).sized(len(sizes), sizes)
 

@@ -43,7 +43,6 @@ from ringside.predict.score import Score, summary
 from ringside.predict.tables import read_tables
 from ringside.predict.tables.table import Table
 from ringside.text import counted, parse_size, percent, signed_percent, size
-from ringside.view.html.predictions import MODES, score_page
 from ringside.view.predict_text import BASELINE_NAMES
 from ringside.view.tui.console import SafeConsole
 
@@ -98,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
         wide = None if sys.stdout.isatty() else 160  # a file or a pipe has no width of its own
         print_scores(scores, SafeConsole(file=sys.stdout, highlight=False, width=wide))
     if args.html is not None:
+        from ringside.view.html.predictions import score_page
+
         write_page(args.html, score_page(scores))
     return 0 if any(not score.refused for score in scores) else 1
 
@@ -242,6 +243,8 @@ def print_scores(scores: Sequence[Score], console: Console) -> None:
 
 def verdict_lines(scores: Sequence[Score]) -> list[str]:
     """Return what is to be known first, a line each."""
+    from ringside.view.html.predictions import MODES
+
     total = summary(scores)
     if total.mape is None:
         return ["no table could be scored"]

@@ -27,13 +27,10 @@ from typing import Any
 from ringside.commands.options import algorithm_name, link_of
 from ringside.commands.predict.plan import DEFAULT_BYTES, add_hardware, hardware, write_page
 from ringside.errors import UsageError
-from ringside.lab.iproute2 import parse_delay
 from ringside.predict.plan.options import UNSEEN, schedule_for, simulated_band
 from ringside.predict.simulation.simulate import simulate
 from ringside.predict.simulation.timeline import Timeline
 from ringside.text import size_bytes
-from ringside.view.export.perfetto import check_trace_name, write_timeline
-from ringside.view.html.simulation import timeline_page
 from ringside.view.predict_text import simulation_text
 from ringside.view.tui.console import printable_lines
 
@@ -58,6 +55,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what it takes and why; write its pictures."""
     if args.perfetto is not None:
+        from ringside.view.export.perfetto import check_trace_name, write_timeline
+
         check_trace_name(args.perfetto)
     topology = hardware(args)
     schedule = schedule_for(topology, args.schedule)
@@ -69,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
         rank, equals, delay = text.partition("=")
         if not equals or not rank.strip().isdecimal():
             raise UsageError(f"--late {text}: a rank and by how much it is late, such as 3=5ms")
+        from ringside.lab.iproute2 import parse_delay
+
         late[int(rank)] = parse_delay(delay)
     timeline = simulate(schedule, topology, size, late=late, segments=args.segments)
     if args.json:
@@ -77,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
         print(printable_lines(timeline.describe()))
         print(printable_lines(simulation_text(timeline)))
     if args.html is not None:
+        from ringside.view.html.simulation import timeline_page
+
         write_page(args.html, timeline_page(timeline))
     if args.perfetto is not None:
         events = write_timeline(args.perfetto, timeline)

@@ -198,6 +198,8 @@ class Calibration:
 
     def falls(self) -> list[tuple[float, float]]:
         """Return log2 of the sizes of neighbouring rows of which the larger takes less time, beyond noise."""
+        if not len(self.x):
+            return []
         places = np.unique(self.x)
         times = [float(self.logs[self.x == place].mean()) for place in places]
         pairs = zip(places, places[1:], times, times[1:], strict=False)

@@ -211,7 +211,7 @@ def _straight(topology: Topology, collective: str) -> Candidate:
 
     An all-to-all waits for the later of what stays in the host and what leaves it. The tensor is what a rank sends.
     """
-    ranks, local = topology.ranks, _largest(topology)
+    ranks, local = topology.ranks, topology.largest_host
     inside, network = RING * _inside(topology), NETWORK_RING * _network(topology)
     link, bound = (topology.inside, "inside") if topology.hosts == 1 else (topology.between, "between")
     if collective == "sendrecv":
@@ -238,14 +238,14 @@ def candidates(topology: Topology) -> list[Candidate]:
     found = [_ring(topology)]
     if topology.hosts == 1:
         if topology.nvls is not None:
-            share = NVLS_RACK if _is_rack(topology) else NVLS
+            share = NVLS_RACK if is_rack(topology) else NVLS
             rate = share * nvls_rate(topology.nvls.bytes_per_s, topology.ranks)
             found.append(Candidate("nvls", _inside_hops(topology), rate, "inside"))
         return found
     found.append(_tree(topology, "tree", CHAIN * _inside(topology), NETWORK_TREE))
     if topology.nvls is not None:
-        share = NVLS_RACK if _is_rack(topology) else NVLS_AMONG_HOSTS
-        inside = share * nvls_rate(topology.nvls.bytes_per_s, _largest(topology))
+        share = NVLS_RACK if is_rack(topology) else NVLS_AMONG_HOSTS
+        inside = share * nvls_rate(topology.nvls.bytes_per_s, topology.largest_host)
         found.append(_tree(topology, "nvls_tree", inside, NETWORK_NVLS_TREE))
     return found
 
@@ -257,7 +257,7 @@ def switched(topology: Topology) -> list[Candidate]:
     """
     if topology.hosts == 1 or topology.sharp is None or topology.between is None:
         return []
-    local, share = _largest(topology), NVLS_RACK if _is_rack(topology) else NVLS_AMONG_HOSTS
+    local, share = topology.largest_host, NVLS_RACK if is_rack(topology) else NVLS_AMONG_HOSTS
     around = RING * _inside(topology) / bus_factor(ALL_REDUCE, local) if local > 1 else math.inf
     inside = share * nvls_rate(topology.nvls.bytes_per_s, local) if topology.nvls is not None else around
     wide = replace(topology, between=replace(topology.between, bytes_per_s=topology.sharp.bytes_per_s))
@@ -290,12 +290,9 @@ def chosen_by_nccl(found: list[Candidate]) -> Candidate:
     return nvls[0] if nvls else max(found, key=lambda candidate: candidate.bytes_per_s)
 
 
-def _largest(topology: Topology) -> int:
-    return max(topology.ranks_per_host)
-
-
-def _is_rack(topology: Topology) -> bool:
-    return _largest(topology) > 16
+def is_rack(topology: Topology) -> bool:
+    """Whether NVLink joins more ranks than a server has."""
+    return topology.largest_host > 16
 
 
 def _network(topology: Topology) -> float:
@@ -308,19 +305,19 @@ def _network(topology: Topology) -> float:
 
 def _inside(topology: Topology) -> float:
     """Rate of a ring inside a host: that of a port, and a shared bus divided among those who use it."""
-    if topology.inside is None or _largest(topology) == 1:
+    if topology.inside is None or topology.largest_host == 1:
         return math.inf
     shared = topology.inside.host_bytes_per_s or math.inf
-    return min(topology.inside.bytes_per_s, shared / _largest(topology))
+    return min(topology.inside.bytes_per_s, shared / topology.largest_host)
 
 
 def _inside_hops(topology: Topology) -> float:
     """Up and down inside a host: a tree on a switch, one hop over links from each to each, a chain along a bus."""
-    if topology.inside is None or _largest(topology) == 1:
+    if topology.inside is None or topology.largest_host == 1:
         return 0.0
-    ranks = _largest(topology)
+    ranks = topology.largest_host
     depth = {"nvswitch": math.log2(ranks), "nvlink": 1.0}.get(topology.inside.kind, ranks - 1.0)
-    return 2 * depth * topology.inside.alpha_s * (RACK_HOP if _is_rack(topology) else 1.0)
+    return 2 * depth * topology.inside.alpha_s * (RACK_HOP if is_rack(topology) else 1.0)
 
 
 def _hops(topology: Topology) -> float:

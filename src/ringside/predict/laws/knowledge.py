@@ -108,7 +108,7 @@ def _networked(topology: Topology, text: str) -> Topology:
     nics, rate = topology.nics, between.bytes_per_s
     if found := _interfaces(text):
         count, speed = found
-        nics = count or (max(topology.ranks_per_host) if speed >= 200 else 1)
+        nics = count or (topology.largest_host if speed >= 200 else 1)
         rate = speed * _PER_GBIT
     elif match := re.search(r"(\d+(?:\.\d+)?)\s*t(?:b|bps|\b)", text):
         rate = float(match[1]) * 1000 * _PER_GBIT / nics

@@ -69,10 +69,10 @@ def worth(topology: Topology, seconds: Callable[[Topology], Band]) -> Worth | No
     most = max(topology.ranks, MOST_RANKS)
     scales: list[Grown] = []
     for hosts in (1 << power for power in range((FURTHER * topology.hosts).bit_length())):
-        sized = topology if hosts == topology.hosts else None
-        if sized is None and (topology.between is None or hosts * topology.ranks_per_host[0] > most):
+        here = hosts == topology.hosts
+        if not here and (topology.between is None or hosts * topology.ranks_per_host[0] > most):
             continue
-        sized = sized or topology.sized(hosts)
+        sized = topology if here else topology.sized(hosts)
         try:
             band = seconds(sized)
         except UsageError:  # too few for how the model is divided
@@ -109,15 +109,15 @@ class Situation:
     Args:
         topology: What it runs over.
         size_bytes: Of all gradients.
-        compute_s: Of a step; None: not known.
-        job: How it is trained; None: only the all-reduce counts.
+        compute_s: Of a step; None: not known, and only the all-reduce counts.
+        job: How it is trained.
         algorithm: A name of `options.names`, or `auto`.
     """
 
     topology: Topology
     size_bytes: float
     compute_s: float | None
-    job: Job | None
+    job: Job
     algorithm: str
 
 
@@ -149,7 +149,7 @@ def _changes(now: Situation, fastest: str, buckets: int | None) -> Iterator[tupl
     yield "half the bytes on the wire", replace(now, size_bytes=now.size_bytes / 2), 1.0
     if fastest and fastest != now.algorithm:
         yield f"--algorithm {fastest}", replace(now, algorithm=fastest), 1.0
-    if now.job is None or now.compute_s is None:
+    if now.compute_s is None:
         return
     if 2 * now.job.actions < MOST_ACTIONS:
         twice = replace(now.job, micro_batches=2 * now.job.micro_batches)
@@ -164,21 +164,43 @@ def _changes(now: Situation, fastest: str, buckets: int | None) -> Iterator[tupl
 
 
 def _better(topology: Topology) -> Iterator[tuple[str, Topology]]:
-    for where, link in (("inside", topology.inside), ("between", topology.between)):
-        many = topology.hosts > 1 if where == "between" else max(topology.ranks_per_host) > 1
-        if link is None or not many:
+    for kind, where, link, better in slower_figures(topology, 0.5):
+        words = "twice the bandwidth" if kind == "bandwidth" else "half the latency"
+        if where != "switch":
+            yield f"{words} of {link} {where} hosts", better
+        elif (kind, link) == ("bandwidth", "nvls"):
+            yield f"{words} of the switch that reduces", better
+
+
+def slower_figures(topology: Topology, times: float) -> Iterator[tuple[str, str, str, Topology]]:
+    """Yield what a message's time follows, one figure of the topology after the other.
+
+    Args:
+        topology: Whose.
+        times: How many times longer what the figure stands for takes; below 1: it is better.
+
+    Yields:
+        `latency` or `bandwidth`; `inside`, `between` or `switch`; the link class, `nvls` or `sharp`; the topology with
+        that figure changed.
+    """
+    several = {"inside": topology.largest_host > 1, "between": topology.hosts > 1}
+    for where in ("inside", "between"):
+        link: LinkClass | None = getattr(topology, where)
+        if link is None or not several[where]:
             continue
-        words = f"{link.kind} {'inside' if where == 'inside' else 'between'} hosts"
-        shared = link.host_bytes_per_s and 2 * link.host_bytes_per_s
-        wide = replace(link, bytes_per_s=2 * link.bytes_per_s, host_bytes_per_s=shared)
-        yield f"twice the bandwidth of {words}", with_link(topology, where, wide)
-        yield f"half the latency of {words}", with_link(topology, where, replace(link, alpha_s=link.alpha_s / 2))
-    if topology.nvls is not None:
-        fast = replace(topology.nvls, bytes_per_s=2 * topology.nvls.bytes_per_s)
-        yield "twice the bandwidth of the switch that reduces", replace(topology, nvls=fast)
+        yield "latency", where, link.kind, _with_link(topology, where, replace(link, alpha_s=link.alpha_s * times))
+        shared = link.host_bytes_per_s and link.host_bytes_per_s / times
+        rate = replace(link, bytes_per_s=link.bytes_per_s / times, host_bytes_per_s=shared)
+        yield "bandwidth", where, link.kind, _with_link(topology, where, rate)
+    for name in ("nvls", "sharp"):
+        switch = getattr(topology, name)
+        if switch is not None:
+            late, slow = replace(switch, alpha_s=switch.alpha_s * times), switch.bytes_per_s / times
+            yield "latency", "switch", name, replace(topology, **{name: late})
+            yield "bandwidth", "switch", name, replace(topology, **{name: replace(switch, bytes_per_s=slow)})
 
 
-def with_link(topology: Topology, where: str, link: LinkClass) -> Topology:
+def _with_link(topology: Topology, where: str, link: LinkClass) -> Topology:
     """Return it with another link class, and the links and interfaces of their own changed alike."""
     before: LinkClass = getattr(topology, where)
     if where == "inside":

@@ -71,7 +71,7 @@ def best_buckets(
         option: The algorithm.
         size_bytes: S, of all gradients, more than 0.
         compute_s: Of forward and backward together, seconds; `BACKWARD` of it hides buckets.
-        counts: Numbers of buckets to try.
+        counts: Numbers of buckets to try, 1 among them.
 
     Raises:
         UsageError: The computation takes no time.
@@ -81,7 +81,7 @@ def best_buckets(
     backward = BACKWARD * compute_s
     tried = [k for k in counts if k == 1 or size_bytes / k >= LEAST_BUCKET]
     bands = option.predict(size_bytes / np.array(tried, dtype=np.float64)).bands
-    whole = bands[tried.index(1) if 1 in tried else 0]
+    whole = bands[tried.index(1)]
     found = []
     for count, bucket in zip(tried, bands, strict=True):
         left = Band(*(exposed_s(count, seconds, backward) for seconds in bucket.ends))

@@ -36,6 +36,7 @@ SEGMENTS = (1, 8, 64)
 MOST_MESSAGES = 1 << 19  # ranks times segments that are simulated
 
 
+@dataclass(eq=False)
 class Scheduled(TermsLaw):
     """The price of a schedule as a backbone for `calibrate.expect`: factors of its latency and of its time on wires.
 
@@ -50,20 +51,17 @@ class Scheduled(TermsLaw):
         tensors: How many of the sizes that are asked for are the schedule's tensor.
     """
 
+    schedule: Schedule
+    topology: Topology
+    fixed_s: float = 0.0
+    pipelined: bool = False
+    tensors: float = 1.0
+
     drift = PIPELINE.drift[[BASE, RATE]]  # as of a cluster's latency and rate
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        topology: Topology,
-        fixed_s: float = 0.0,
-        *,
-        pipelined: bool = False,
-        tensors: float = 1.0,
-    ) -> None:
-        self.schedule, self.topology, self.fixed_s, self.tensors = schedule, topology, fixed_s, tensors
-        most = MOST_MESSAGES // max(schedule.ranks, 1) if pipelined else 1
-        self.segments = tuple(one for one in SEGMENTS if one <= max(most, 1))
+    def __post_init__(self) -> None:
+        most = max(MOST_MESSAGES // self.schedule.ranks, 1) if self.pipelined else 1
+        self.segments = [one for one in SEGMENTS if one <= most]
         self._known: dict[float, tuple[float, float]] = {}
 
     def terms(self, sizes: Floats) -> Floats:
@@ -311,10 +309,9 @@ def _held_to_tables(
     """
     own = [times for times in topology.measured if times.collective == collective]
     own = own or [times for times in topology.measured if times.collective == ALL_REDUCE]
-    base = replace(topology, overrides=(), host_rates=(), measured=())
     fitted, here = [], None
     for times in own:
-        scale = replace(base, ranks_per_host=times.ranks_per_host, nics=times.nics)
+        scale = replace(topology.sized(len(times.ranks_per_host), times.ranks_per_host), nics=times.nics, measured=())
         fitted.append(_fit_of(scale, times))
         chosen = fabric.chosen_by_nccl(fabric.candidates(scale)).name
         forced = [each.name for each in _of_fabric(scale) if times.algorithm.lower().startswith(each.name)]
@@ -325,8 +322,7 @@ def _held_to_tables(
     if collective in fabric.STRAIGHT and any(times.collective != collective for times in own):
         law = replace(law, beside=None)
     # How far the hosts are beyond all tables.
-    rack = max(topology.ranks_per_host) > 16
-    most, unit = (TABLE_RACKS, "racks") if rack else (TABLE_HOSTS, "hosts")
+    most, unit = (TABLE_RACKS, "racks") if fabric.is_rack(topology) else (TABLE_HOSTS, "hosts")
     largest = max((len(times.ranks_per_host) for times in topology.measured), default=0)
     if topology.hosts <= max(most, largest):
         return law, here, ""
@@ -373,7 +369,7 @@ def _is_possible(name: str, topology: Topology) -> bool:
     if name == "hierarchical":
         return 1 < topology.hosts < topology.ranks
     if name == IN_NETWORK:
-        return (topology.nvls if topology.hosts == 1 else topology.sharp) is not None
+        return topology.switch is not None
     return True
 
 

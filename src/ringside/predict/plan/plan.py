@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ringside.errors import UsageError
 from ringside.predict.laws.calibrate import Band
-from ringside.predict.plan.advice import Help, Situation, Worth, helps, with_link, worth
+from ringside.predict.plan.advice import Help, Situation, Worth, helps, slower_figures, worth
 from ringside.predict.plan.buckets import COUNTS, BucketSizes, best_buckets
 from ringside.predict.plan.memory import Batch, Fit, Sharded, batch, fit, sharded
 from ringside.predict.plan.options import (
@@ -166,13 +167,20 @@ def plan(question: PlanQuestion) -> TrainingPlan:
         raise UsageError(f"{size:g} bytes of gradients: more than 0 and at most {MOST_BYTES:g}, such as --bytes 1GB")
 
     # The requested algorithm, or the fastest; what a run measured of it moves all the others alike.
-    named = option(topology, question.algorithm) if question.algorithm != AUTO or has_library(topology) else None
+    library = question.algorithm == AUTO and has_library(topology)
+    named = option(topology, question.algorithm) if library or question.algorithm != AUTO else None
     every, sizes = options(topology), sorted({*SIZES, size})
     for way in every:  # all sizes at once: a schedule's rounds are made but once
         way.predict(sizes)
     chosen = named or fastest_option(every, size)
+    name = AUTO if library else chosen.name
     seen = with_measured(chosen, question.measured)
     every = [moved(other, seen) for other in every]
+
+    def reduction(there: Topology, nbytes: float, algorithm: str = name) -> Option:
+        """Return how another topology, or a part of this one, reduces."""
+        as_seen = there is topology and algorithm == name
+        return seen if as_seen else moved(choose_option(there, nbytes, algorithm), seen)
 
     # By size: who is fastest, and from where on. At this size the row of what was measured is the measured one.
     running = contenders(every)
@@ -180,47 +188,26 @@ def plan(question: PlanQuestion) -> TrainingPlan:
     (price,) = priced(seen, [size])
     here = tuple(price if seen.measured is not None and row.algorithm == seen.name else row for row in table[size])
 
-    # What travels: all of it, and through each interface of the busiest host.
-    total, host, each = chosen.sent * size, None, None
-    if chosen.host_sent is not None:
-        per_nic = (host := chosen.host_sent * size) / topology.nics
-        each = price.seconds.falling(lambda seconds: per_nic / seconds)
-
     # Whether a rank's part of the model fits; where it does not, sharded data parallel is priced, and no buckets are.
-    memory, job = None, question.job
-    parts = job.tensor * job.pipeline if job else 1
-    if question.parameters is not None:
-        sharing = max(topology.ranks // parts, 1)
-        memory = fit(question.parameters / parts, sharing, question.memory_bytes, question.dtype)
-    refused = memory is not None and memory.refused
+    job, memory = _trained(question)
+    unfit = memory if memory is not None and memory.refused else None
     buckets: tuple[BucketSizes, ...] = ()
-    if not refused and parts == 1 and question.compute_s is not None:
-        counts = COUNTS if question.ran is None else tuple(sorted({*COUNTS, question.ran}))
-        buckets = best_buckets(seen, size, question.compute_s or 0.0, counts)
-    name = AUTO if question.algorithm == AUTO and has_library(topology) else chosen.name
+    if unfit is None and job.parts == 1 and question.compute_s is not None:
+        buckets = best_buckets(seen, size, question.compute_s, sorted({*COUNTS, question.ran or 1}))
 
     # A step, of as many pieces as are best, and what would be of it on other hosts and with other links.
-    job = job or Job(stage=(memory.stage or 0) if memory else 0, micro_batches=question.accumulated)
-    if job.stage == 3 and not job.blocking:
-        job = replace(job, blocking=default_blocking(topology))
     best = buckets[0].count if buckets and job.stage == 0 else None
     job = replace(job, buckets=question.ran or best) if best else job
 
     def step_of(there: Situation) -> StepTime:
-        def reduction(part: Topology, nbytes: float) -> Option:
-            if part is topology and there.algorithm == name:
-                return seen
-            return moved(choose_option(part, nbytes, there.algorithm), seen)
-
         assert there.compute_s is not None
-        assert there.job is not None
-        return step_time(there.topology, there.size_bytes, there.compute_s, there.job, reduction)
+        reduce = partial(reduction, algorithm=there.algorithm)
+        return step_time(there.topology, there.size_bytes, there.compute_s, there.job, reduce)
 
     def seconds_of(there: Situation) -> Band:
         if there.compute_s is not None:
             return step_of(there).seconds
-        way = moved(choose_option(there.topology, there.size_bytes, there.algorithm), seen)
-        return way.predict([there.size_bytes]).bands[0]
+        return reduction(there.topology, there.size_bytes, there.algorithm).predict([there.size_bytes]).bands[0]
 
     now = Situation(topology, size, question.compute_s, job, name)
     step = None if question.compute_s is None else step_of(now)
@@ -232,22 +219,39 @@ def plan(question: PlanQuestion) -> TrainingPlan:
         rounds=chosen.rounds,
         busbw=busbw(size, topology.ranks, price.seconds),
         bounds=bounds(topology, name, size),
-        wires=PlannedWires(total, total / topology.ranks, host, each),
+        wires=_wires(question, chosen, price.seconds),
         here=here,
         ranking=table,
         contenders=tuple(contender.name for contender in running),
         crossovers=crossovers(running, sizes),
-        scaling=_scaling(question, name, seen, refused),
+        scaling=_scaling(topology, size, None if unfit else question.compute_s, reduction),
         batch=batch(topology.ranks, question.batch_per_rank, question.accumulated, question.base_batch),
         fit=memory,
-        sharded=sharded(topology, memory, question.dtype, question.compute_s)
-        if memory and refused and parts == 1
-        else None,
+        sharded=sharded(topology, unfit, question.dtype, question.compute_s) if unfit and job.parts == 1 else None,
         buckets=buckets,
         step=step,
         worth=None if step is None else worth(topology, lambda sized: step_of(replace(now, topology=sized)).seconds),
         helps=helps(now, seconds_of, fastest, best),
     )
+
+
+def _trained(question: PlanQuestion) -> tuple[Job, Fit | None]:
+    """Return how the model is trained: as asked, or with the least stage of ZeRO that fits; and whether it fits."""
+    job = question.job or Job(micro_batches=question.accumulated)
+    memory = part_fit(question, job)
+    if question.job is None and memory is not None:
+        job = replace(job, stage=memory.stage or 0)
+    if job.stage == 3 and not job.blocking:
+        job = replace(job, blocking=default_blocking(question.topology))
+    return job, memory
+
+
+def part_fit(question: PlanQuestion, job: Job) -> Fit | None:
+    """Return whether a rank's part of the model fits; None without a model."""
+    if question.parameters is None:
+        return None
+    sharing = max(question.topology.ranks // job.parts, 1)
+    return fit(question.parameters / job.parts, sharing, question.memory_bytes, question.dtype)
 
 
 def choose_option(topology: Topology, size_bytes: float, algorithm: str = AUTO) -> Option:
@@ -275,29 +279,39 @@ def busbw(size_bytes: float, ranks: int, seconds: Band) -> Band:
     return seconds.falling(lambda taken: moved / taken)
 
 
-def _scaling(question: PlanQuestion, name: str, seen: Option, refused: bool) -> tuple[Scale, ...]:
+def _wires(question: PlanQuestion, chosen: Option, seconds: Band) -> PlannedWires:
+    """Return what travels meanwhile: all of it, and through each interface of the busiest host."""
+    topology, total = question.topology, chosen.sent * question.size_bytes
+    if chosen.host_sent is None:
+        return PlannedWires(total, total / topology.ranks, None, None)
+    host = chosen.host_sent * question.size_bytes
+    per_nic = host / topology.nics
+    return PlannedWires(total, total / topology.ranks, host, seconds.falling(lambda taken: per_nic / taken))
+
+
+def _scaling(
+    topology: Topology, size: float, compute_s: float | None, reduction: Callable[[Topology, float], Option]
+) -> tuple[Scale, ...]:
     """Return it on 1, 2, 4, ... hosts up to those of the topology, with the same algorithm.
 
     Hosts of different sizes are not taken apart.
     """
-    topology = question.topology
     if len(set(topology.ranks_per_host)) > 1:
         return ()
     counts = sorted({1 << power for power in range(topology.hosts.bit_length())} | {topology.hosts})
-    compute, size = question.compute_s if not refused else None, question.size_bytes
     scales = []
     for hosts in counts:
         sized = topology if hosts == topology.hosts else topology.sized(hosts)
         if sized.ranks < 2:
-            scales.append(Scale(hosts, sized.ranks, None, None, Band(1.0, 1.0, 1.0) if compute else None, ""))
+            scales.append(Scale(hosts, sized.ranks, None, None, Band(1.0, 1.0, 1.0) if compute_s else None, ""))
             continue
-        chosen = seen if sized is topology else moved(choose_option(sized, size, name), seen)
+        chosen = reduction(sized, size)
         (price,) = priced(chosen, [size])
         rate = busbw(size, sized.ranks, price.seconds)
         efficiency = None
-        if compute is not None:
-            left = best_buckets(chosen, size, compute)[0].exposed
-            efficiency = left.falling(lambda seconds: compute / (compute + seconds))
+        if compute_s is not None:
+            left = best_buckets(chosen, size, compute_s)[0].exposed
+            efficiency = left.falling(lambda seconds: compute_s / (compute_s + seconds))
         scales.append(Scale(hosts, sized.ranks, price.seconds, rate, efficiency, price.extrapolated))
     return tuple(scales)
 
@@ -428,27 +442,9 @@ def bounds(topology: Topology, algorithm: str, size_bytes: float) -> tuple[Bound
     """
     now = float(option(topology, algorithm).predict([size_bytes]).times_s[0])
     found = []
-    for kind, where, link, worse in _worsened(topology):
+    for kind, where, link, worse in slower_figures(topology, WORSE):
         then = float(option(worse, algorithm).predict([size_bytes]).times_s[0])
         share = (then / now - 1.0) / (WORSE - 1.0)
         found.append(Bound(kind, where, link, min(max(share, 0.0), 1.0)))
     found.append(Bound("work", "", "", max(0.0, 1.0 - sum(bound.share for bound in found))))
     return tuple(sorted((bound for bound in found if bound.share >= 0.01), key=lambda bound: -bound.share))
-
-
-def _worsened(topology: Topology) -> Iterator[tuple[str, str, str, Topology]]:
-    """Yield (kind, where, link class, the topology with that figure worse)."""
-    for where in ("inside", "between"):
-        link = getattr(topology, where)
-        if link is None or (where == "between" and topology.hosts == 1):
-            continue
-        yield "latency", where, link.kind, with_link(topology, where, replace(link, alpha_s=link.alpha_s * WORSE))
-        shared = link.host_bytes_per_s and link.host_bytes_per_s / WORSE
-        narrow = replace(link, bytes_per_s=link.bytes_per_s / WORSE, host_bytes_per_s=shared)
-        yield "bandwidth", where, link.kind, with_link(topology, where, narrow)
-    for name in ("nvls", "sharp"):
-        switch = getattr(topology, name)
-        if switch is not None:
-            late, slow = replace(switch, alpha_s=switch.alpha_s * WORSE), switch.bytes_per_s / WORSE
-            yield "latency", "switch", name, replace(topology, **{name: late})
-            yield "bandwidth", "switch", name, replace(topology, **{name: replace(switch, bytes_per_s=slow)})

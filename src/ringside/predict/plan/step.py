@@ -23,6 +23,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
 
 from ringside.errors import UsageError
 from ringside.predict.laws.calibrate import Band
@@ -83,8 +85,18 @@ class Job:
             raise UsageError(f"--layers {self.layers} times --accumulate {self.micro_batches}: at most {MOST_ACTIONS}")
         if not (math.isfinite(self.activation_bytes) and self.activation_bytes >= 0):
             raise UsageError(f"--activation-bytes {self.activation_bytes:g}: 0 or more")
-        if not self.activation_bytes and self.tensor * self.pipeline > 1:
+        if not self.activation_bytes and self.parts > 1:
             raise UsageError("--activation-bytes SIZE: what tensor and pipeline parallelism send of a micro-batch")
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts ranks divide the model before it is sharded."""
+        return self.tensor * self.pipeline
+
+    @property
+    def stage_layers(self) -> int:
+        """Layers of the largest stage of the pipeline."""
+        return -(-self.layers // self.pipeline)
 
     @property
     def actions(self) -> int:
@@ -116,11 +128,7 @@ class StepTime:
 
 
 def step_time(
-    topology: Topology,
-    size_bytes: float,
-    compute_s: float,
-    job: Job,
-    reduction: Callable[[Topology, float], Option],
+    topology: Topology, size_bytes: float, compute_s: float, job: Job, reduction: Callable[[Topology, float], Option]
 ) -> StepTime:
     """Return what a step takes.
 
@@ -135,8 +143,8 @@ def step_time(
         UsageError: The ranks cannot be divided so.
     """
     data, tensor, lane = groups(topology, job)
-    own = size_bytes / (job.tensor * job.pipeline)  # of a rank's part of the model, before it is sharded
-    pieces = -(-job.layers // job.pipeline) if job.stage == 3 else (job.buckets or -(-job.layers // job.pipeline))
+    own = size_bytes / job.parts  # of a rank's part of the model, before it is sharded
+    pieces = job.stage_layers if job.stage == 3 else job.buckets or job.stage_layers
     zero, reasons = Band(0.0, 0.0, 0.0), []
 
     def price(option: Option, size: float) -> Band:
@@ -154,16 +162,12 @@ def step_time(
     if lane is not None:
         costs["hand_on"] = price(collective(lane, "sendrecv"), job.activation_bytes)
 
-    played = []
-    for end in range(3):
-        seconds = {name: band.ends[end] for name, band in costs.items()}
-        ranks = _play([list(_program(job, stage, pieces, compute_s, seconds)) for stage in range(job.pipeline)])
-        played.append(max(ranks, key=lambda rank: rank.clock))
+    ends = (_Costs(**{name: band.ends[end] for name, band in costs.items()}) for end in range(3))
+    played = [_slowest_rank(job, pieces, compute_s, end) for end in ends]
     total, busy, exposed, bubble = (
         Band(*(getattr(rank, name) for rank in played)) for name in ("clock", "busy", "exposed", "bubble")
     )
-    members = topology.ranks // (job.tensor * job.pipeline)
-    return StepTime(total, busy, exposed, bubble, members, job, next(filter(None, reasons), ""))
+    return StepTime(total, busy, exposed, bubble, topology.ranks // job.parts, job, next(filter(None, reasons), ""))
 
 
 # -------------------------------------------------------------------------------------------------
@@ -178,19 +182,19 @@ def groups(topology: Topology, job: Job) -> tuple[Topology | None, Topology | No
         UsageError: Ranks or hosts cannot be divided so.
     """
     n, t, p = topology.ranks, job.tensor, job.pipeline
-    if t * p == 1:
+    if job.parts == 1:
         return (topology if n > 1 else None), None, None
     local = topology.ranks_per_host[0]
     stage = n // p  # ranks of a stage
     near = min(local, stage)  # of them on a host
-    sizes = {(n, t * p), (stage, near), (local, near), (max(t, near), min(t, near))}
+    sizes = {(n, job.parts), (stage, near), (local, near), (max(t, near), min(t, near))}
     if len(set(topology.ranks_per_host)) > 1 or any(whole % part for whole, part in sizes if part):
         raise UsageError(
             f"{topology.name}: {topology.hosts} hosts of {local} ranks cannot be divided into --tensor-parallel {t} "
             f"times --pipeline-parallel {p}: hosts or ranks of a host by each"
         )
     tensor = _part(topology, min(t, near), -(-t // near)) if t > 1 else None
-    data = n // (t * p)
+    data = n // job.parts
     members = max(near // t, 1)
     group = _part(topology, members, data // members) if data > 1 else None
     lane = None
@@ -209,79 +213,31 @@ def _part(topology: Topology, local: int, hosts: int) -> Topology:
     return sized
 
 
+def default_blocking(topology: Topology) -> tuple[str, ...]:
+    """Return what FSDP2 waits for where it starts it: on GPUs nothing, as streams carry it; on CPUs everything."""
+    return () if has_library(topology) else ("all_gather", "reduce_scatter")
+
+
 # -------------------------------------------------------------------------------------------------
-# Programs: actions (kind, key, seconds).
-
-Action = tuple[str, tuple[object, ...], float]
+# A rank of every stage played through its program. All collectives of a rank's group follow each other on one wire.
 
 
-def _program(job: Job, stage: int, pieces: int, compute_s: float, costs: dict[str, float]) -> Iterator[Action]:
-    """Yield what a rank of a pipeline's stage does in a step."""
-    last, many = job.pipeline - 1, job.micro_batches
-    ahead = many if job.schedule == "gpipe" else min(last - stage, many)
-    order = [True] * ahead + [True, False] * (many - ahead) + [False] * ahead
-    done = {True: 0, False: 0}
-    shares = {True: (1.0 - BACKWARD) * compute_s / many, False: BACKWARD * compute_s / many}
-    started: list[tuple[object, ...]] = []
-    for forward in order:
-        number = done[forward]
-        done[forward] += 1
-        before, after = (stage - 1, stage + 1) if forward else (stage + 1, stage - 1)
-        if 0 <= before <= last:
-            yield "receive", (forward, number, before), costs["hand_on"]
-        reduces = not forward and (number == many - 1 or job.stage >= 2)
-        for action in _through_layers(job, pieces, shares[forward], costs, forward, reduces):
-            kind, key, seconds = action
-            yield kind, (*key, forward, number), seconds
-            if kind == "start" and key[0] == "reduce":
-                started.append((*key, forward, number))
-        if 0 <= after <= last:
-            yield "send", (forward, number, stage), 0.0
-    for key in started:
-        yield "wait", key, 0.0
-    if job.stage in (1, 2):
-        for piece in range(pieces):
-            yield from _start_and_wait(("weights", piece), costs["gather"])
+class _Costs(NamedTuple):
+    """What a collective of each kind, or handing a tensor on to the next stage, takes, seconds."""
+
+    gather: float
+    reduce: float
+    tensor: float
+    hand_on: float
 
 
-def _through_layers(
-    job: Job, pieces: int, compute_s: float, costs: dict[str, float], forward: bool, reduces: bool
-) -> Iterator[Action]:
-    """Yield what a micro-batch does in a stage's layers, forward or backward."""
-    layers = -(-job.layers // job.pipeline)
-    shared = 2 * costs["tensor"]
-    if job.stage < 3 and not reduces:  # nothing happens between layers
-        yield "compute", (), compute_s
-        yield "block", (), layers * shared
-        return
-    if job.stage < 3:  # buckets, which need not be as many as layers
-        layers, shared = pieces, shared * layers / pieces
-    gathered = 0 if job.stage == 3 and (forward or job.reshard) else layers
-    for layer in range(layers):
-        while gathered < min(layer + 1 + job.prefetch, layers):
-            yield from _started(job, "all_gather", ("gather", gathered), costs["gather"])
-            gathered += 1
-        if job.stage == 3 and (forward or job.reshard):
-            yield "wait", ("gather", layer), 0.0
-        yield "compute", (), compute_s / layers
-        yield "block", (), shared
-        if reduces:
-            name = "reduce_scatter" if job.stage else "all_reduce"
-            yield from _started(job, name, ("reduce", layer), costs["reduce"])
-
-
-def _started(job: Job, name: str, key: tuple[object, ...], seconds: float) -> Iterator[Action]:
-    yield from _start_and_wait(key, seconds) if name in job.blocking else [("start", key, seconds)]
-
-
-def _start_and_wait(key: tuple[object, ...], seconds: float) -> Iterator[Action]:
-    yield "start", key, seconds
-    yield "wait", key, 0.0
+Sent = dict[tuple[bool, int, int], float]
+"""When a tensor was handed on, by whether it goes forward, its micro-batch and the stage that it comes from."""
 
 
 @dataclass
-class _Played:
-    """A stage's rank while it is played: its clock, when its wires are free, and what it has spent."""
+class _Rank:
+    """A stage's rank while it is played: its clock, when its wires are free, and what it has spent, seconds."""
 
     clock: float = 0.0
     wire: float = 0.0
@@ -289,45 +245,109 @@ class _Played:
     exposed: float = 0.0
     bubble: float = 0.0
 
+    def start(self, seconds: float, *, blocking: bool) -> float:
+        """Start a collective, and wait for it if it is blocking; return when it is over."""
+        self.wire = (self.wire if self.wire > self.clock else self.clock) + seconds
+        self.busy += seconds
+        if blocking:
+            self.wait(self.wire)
+        return self.wire
 
-def _play(programs: list[list[Action]]) -> list[_Played]:
-    """Return the ranks of stages after their programs."""
-    ranks, places = [_Played() for _ in programs], [0] * len(programs)
-    sent: dict[tuple[object, ...], float] = {}
-    over: list[dict[tuple[object, ...], float]] = [{} for _ in programs]
-    moving = True
-    while moving:
-        moving = False
-        for number, (rank, program) in enumerate(zip(ranks, programs, strict=True)):
-            ends = over[number]
-            while places[number] < len(program):
-                kind, key, seconds = program[places[number]]
-                if kind == "compute":
-                    rank.clock += seconds
-                elif kind == "block":
-                    rank.clock += seconds
-                    rank.busy += seconds
-                    rank.exposed += seconds
-                elif kind == "start":
-                    rank.wire = ends[key] = max(rank.clock, rank.wire) + seconds
-                    rank.busy += seconds
-                elif kind == "wait":
-                    rank.exposed += max(0.0, ends[key] - rank.clock)
-                    rank.clock = max(rank.clock, ends[key])
-                elif kind == "send":
-                    sent[key] = rank.clock
-                elif key not in sent:
-                    break
-                else:  # a message is carried once both its ends are there
-                    there = max(rank.clock, sent[key]) + seconds
-                    rank.bubble += there - rank.clock
-                    rank.busy += seconds
-                    rank.clock = there
-                places[number] += 1
-                moving = True
-    return ranks
+    def wait(self, until: float) -> None:
+        if until > self.clock:
+            self.exposed += until - self.clock
+            self.clock = until
+
+    def block(self, seconds: float) -> None:
+        """Communicate beside the wire, and do nothing else meanwhile."""
+        self.clock += seconds
+        self.busy += seconds
+        self.exposed += seconds
+
+    def receive(self, sent: float, seconds: float) -> None:
+        """Take a tensor, which is carried once both its ends are there."""
+        there = max(self.clock, sent) + seconds
+        self.bubble += there - self.clock
+        self.busy += seconds
+        self.clock = there
 
 
-def default_blocking(topology: Topology) -> tuple[str, ...]:
-    """Return what FSDP2 waits for where it starts it: on GPUs nothing, as streams carry it; on CPUs everything."""
-    return () if has_library(topology) else ("all_gather", "reduce_scatter")
+@lru_cache(maxsize=64)
+def _slowest_rank(job: Job, pieces: int, compute_s: float, costs: _Costs) -> _Rank:
+    """Return the rank that is done last, after its step; arguments as of `_play`."""
+    sent: Sent = {}
+    ranks = [_Rank() for _ in range(job.pipeline)]
+    playing = [_play(rank, job, stage, pieces, compute_s, costs, sent) for stage, rank in enumerate(ranks)]
+    over = object()
+    while playing:  # each until it needs what was not handed on yet
+        playing = [each for each in playing if next(each, over) is not over]
+    return max(ranks, key=lambda rank: rank.clock)
+
+
+def _play(
+    rank: _Rank, job: Job, stage: int, pieces: int, compute_s: float, costs: _Costs, sent: Sent
+) -> Iterator[None]:
+    """Play a rank of a pipeline's stage through a step; yield while it needs a tensor that was not handed on yet.
+
+    Args:
+        rank: That is played.
+        job: How the model is trained.
+        stage: Of the pipeline.
+        pieces: In which a rank's gradients are reduced, and its weights gathered.
+        compute_s: Of a step, forward and backward, seconds.
+        costs: Of what is communicated.
+        sent: What stages have handed on.
+    """
+    last, many = job.pipeline - 1, job.micro_batches
+    ahead = many if job.schedule == "gpipe" else min(last - stage, many)
+    order = [True] * ahead + [True, False] * (many - ahead) + [False] * ahead
+    done = {True: 0, False: 0}
+    shares = {True: (1.0 - BACKWARD) * compute_s / many, False: BACKWARD * compute_s / many}
+    reduced: list[float] = []  # when each piece of the gradients was
+    for forward in order:
+        number = done[forward]
+        done[forward] += 1
+        before, after = (stage - 1, stage + 1) if forward else (stage + 1, stage - 1)
+        if 0 <= before <= last:
+            while (forward, number, before) not in sent:
+                yield
+            rank.receive(sent[forward, number, before], costs.hand_on)
+        reduces = not forward and (number == many - 1 or job.stage >= 2)
+        reduced += _play_layers(rank, job, pieces, shares[forward], costs, forward, reduces)
+        if 0 <= after <= last:
+            sent[forward, number, stage] = rank.clock
+    for over in reduced:
+        rank.wait(over)
+    if job.stage in (1, 2):  # the optimizer's shards of the weights
+        for _ in range(pieces):
+            rank.start(costs.gather, blocking=True)
+
+
+def _play_layers(
+    rank: _Rank, job: Job, pieces: int, compute_s: float, costs: _Costs, forward: bool, reduces: bool
+) -> list[float]:
+    """Play a micro-batch through a stage's layers, forward or backward; return when gradients will be reduced."""
+    layers, shared = job.stage_layers, 2 * costs.tensor
+    reduced: list[float] = []
+    if job.stage < 3 and not reduces:  # nothing happens between layers
+        rank.clock += compute_s
+        rank.block(layers * shared)
+        return reduced
+    if job.stage < 3:  # buckets, which need not be as many as layers
+        layers, shared = pieces, shared * layers / pieces
+    each_s = compute_s / layers
+    gathers = job.stage == 3 and (forward or job.reshard)
+    gathered: list[float] = []
+    gather_blocks = "all_gather" in job.blocking
+    reduce_blocks = ("reduce_scatter" if job.stage else "all_reduce") in job.blocking
+    for layer in range(layers):
+        if gathers:
+            while len(gathered) <= layer + job.prefetch and len(gathered) < layers:
+                gathered.append(rank.start(costs.gather, blocking=gather_blocks))
+            rank.wait(gathered[layer])
+        rank.clock += each_s
+        if shared:
+            rank.block(shared)
+        if reduces:
+            reduced.append(rank.start(costs.reduce, blocking=reduce_blocks))
+    return reduced

@@ -42,8 +42,7 @@ class Even:
         port: Of a rank's port inside its host.
         bus: Of all that is inside a host.
         alpha_out: Latency between hosts, seconds.
-        message: Of a message between hosts by itself.
-        nic: Of an interface.
+        nic: Of an interface, or of all of a host where they are pooled: of a message between hosts by itself.
         per_nic: Ranks that use one.
         up: Of a host's uplink; 0: it blocks nothing.
         reduce: Of adding up.
@@ -58,7 +57,6 @@ class Even:
     port: float
     bus: float
     alpha_out: float
-    message: float
     nic: float
     per_nic: float
     up: float
@@ -81,14 +79,13 @@ class Even:
         """Return wire seconds inside a host: bytes through a rank's port, and how many ranks send as much."""
         return np.maximum(from_each * self.port, from_each * senders * self.bus)
 
-    def between(self, largest: Floats, from_each: Floats) -> Floats:
-        """Return wire seconds between hosts, when every rank sends `from_each` bytes, in messages of `largest`."""
-        shared = np.maximum(from_each * self.per_nic * self.nic, from_each * self.local * self.up)
-        return np.maximum(largest * self.message, shared)
+    def between(self, from_each: Floats) -> Floats:
+        """Return wire seconds between hosts, when every rank sends `from_each` bytes."""
+        return np.maximum(from_each * self.per_nic * self.nic, from_each * self.local * self.up)
 
     def alone(self, size: Floats) -> Floats:
         """Return wire seconds of a message that is the only one of its host."""
-        return np.maximum(size * self.message, size * max(self.nic, self.up))
+        return size * max(self.nic, self.up)
 
     def exchange(self, size: Floats, near: int, far: int, added: float) -> Floats:
         """Return what a round takes in which every rank does the same.
@@ -103,7 +100,7 @@ class Even:
         if near:
             took = self.alpha_in + self.inside(near * size, self.local)
         if far:
-            took = np.maximum(took, self.alpha_out + self.between(size, far * size))
+            took = np.maximum(took, self.alpha_out + self.between(far * size))
         return took + 2 * self.overhead_s * (near + far) + self.reduce * added * size
 
 
@@ -124,13 +121,12 @@ def even(topology: Topology) -> Even | None:
         port=0.0 if inside is None else 1.0 / inside.bytes_per_s,
         bus=0.0 if inside is None or inside.host_bytes_per_s is None else 1.0 / inside.host_bytes_per_s,
         alpha_out=0.0 if between is None else between.alpha_s,
-        message=1.0 / (pool * rate),
         nic=1.0 / (pool * rate),
         per_nic=local if topology.pooled else max(1, local // nics),
         up=topology.oversubscription / (nics * rate) if blocked else 0.0,
         reduce=0.0 if topology.reduce_bytes_per_s is None else 1.0 / topology.reduce_bytes_per_s,
         overhead_s=topology.overhead_s,
-        switch=topology.nvls if topology.hosts == 1 else topology.sharp,
+        switch=topology.switch,
         switch_pool=pool,
     )
 
@@ -205,7 +201,7 @@ def _parameter_server(e: Even, size: Floats) -> Floats:
         took = e.alpha_in + e.inside(near * size, 1)
     if far:
         through = np.maximum(far * size * max(e.nic, e.up), size * max(e.per_nic * e.nic, e.local * e.up))
-        took = np.maximum(took, e.alpha_out + np.maximum(size * e.message, through))
+        took = np.maximum(took, e.alpha_out + through)
     clients = near + far
     return 2 * took + 2 * e.overhead_s * (1 + clients) + e.reduce * clients * size
 
@@ -244,7 +240,7 @@ def _folded(e: Even, size: Floats, exchanges: Sequence[tuple[int, Floats, float]
         inside = e.hosts == 1 or distance < e.local
         # All working ranks with their partners, those of a host at once.
         senders = largest_power(e.ranks) if e.hosts == 1 else e.local
-        wire = e.inside(part, senders) if inside else e.between(part, part)
+        wire = e.inside(part, senders) if inside else e.between(part)
         took = took + wire + 2 * e.overhead_s + e.reduce * added * part
         latency[number] = e.alpha_in if inside else e.alpha_out
     if not extra:
@@ -284,7 +280,7 @@ def _in_network(e: Even, size: Floats) -> Floats | None:
         return None
     wire = size / e.switch.bytes_per_s
     if e.hosts > 1:
-        wire = wire / e.switch_pool * max(e.per_nic, 1.0)
+        wire = wire / e.switch_pool * e.per_nic
         wire = np.maximum(wire, e.local * size * e.up)
     return 2 * (e.switch.alpha_s + wire + e.overhead_s)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
@@ -184,7 +184,8 @@ def _rotated(n: int, first: Messages) -> Iterator[Messages]:
 # -------------------------------------------------------------------------------------------------
 # Rounds as max-plus steps of a clock per vertex, vectorised; a ring's equal rounds cost two passes over it each.
 #
-# The step itself is in `PreparedRounds.step`; what it means is defined in `ringside.predict.simulate`.
+# The step itself is in `PreparedRounds.step`; what it means is defined in `ringside.predict.simulate`. Clocks are
+# float64 [vertices] for a tensor of one size, or [sizes, vertices] with the sizes as [sizes, 1]: every size by itself.
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,8 +207,9 @@ class Costs:
     @cached_property
     def distinct(self) -> tuple[bool, bool]:
         """Whether no two have the same sender, and no two the same receiver."""
-        src, dst = self.messages.src, self.messages.dst
-        return len(np.unique(src)) == len(src), len(np.unique(dst)) == len(dst)
+        ends = self.messages.src, self.messages.dst
+        sends, takes = (int(np.bincount(vertex).max(initial=0)) <= 1 for vertex in ends)
+        return sends, takes
 
     def of(self, vertex: int) -> list[int]:
         """Return the numbers of the messages that a vertex sends or takes."""
@@ -239,28 +241,28 @@ class PreparedRounds:
         counts = np.zeros((3, vertices))
         blocks = 0
         for block in self.stretch.blocks():
+            shares = list(self.wires.shares(block.src, block.dst))
             counts[0] += np.bincount(block.src, minlength=vertices)
             counts[1] += np.bincount(block.dst, minlength=vertices)
             counts[2] += np.bincount(block.dst, weights=block.added * share, minlength=vertices)
-            for kind, (whose, per_byte) in enumerate(self.wires.shares(block.src, block.dst)):
+            for kind, (whose, per_byte) in enumerate(shares):
                 used, weights = whose >= 0, block.chunks * share * per_byte
                 if kind == len(self._totals):
                     self._totals.append(np.zeros(most))
                 self._totals[kind] += np.bincount(whose[used], weights=weights[used], minlength=most)
             blocks += 1
-            first = block
         if blocks <= 1:  # of more, each is made again whenever it is played: together they may not fit into memory
-            self._kept = [self._cost(first)] if blocks else []
+            self._kept = [self._cost(block, shares)] if blocks else []
         # Switches do no work.
         reduce, (sends, takes, added) = topology.reduce_bytes_per_s, counts * (np.arange(vertices) < topology.ranks)
         self.before, self.after = topology.overhead_s * sends, topology.overhead_s * takes
         self.adding: Floats = np.zeros(vertices) if reduce is None else added / reduce
 
-    def _cost(self, block: Messages) -> Costs:
+    def _cost(self, block: Messages, shares: Iterable[tuple[Ints, Floats]]) -> Costs:
         """Return what messages take: each by itself, or as long as all that shares something with it takes there."""
         alpha, per_byte = self.wires.costs(block.src, block.dst)
         shared = np.zeros(len(block))
-        for kind, (whose, _) in enumerate(self.wires.shares(block.src, block.dst)):
+        for kind, (whose, _) in enumerate(shares):
             used = whose >= 0
             shared[used] = np.maximum(shared[used], self._totals[kind][whose[used]])
         return Costs(block, alpha, np.maximum(per_byte * block.chunks / self.stretch.schedule.chunks, shared), shared)
@@ -270,33 +272,36 @@ class PreparedRounds:
         if self._kept is not None:
             yield from self._kept
         else:
-            yield from map(self._cost, self.stretch.blocks())
+            yield from (self._cost(block, self.wires.shares(block.src, block.dst)) for block in self.stretch.blocks())
 
     # ---------------------------------------------------------------------------------------------- playing
 
-    def step(self, ready: Floats, size_bytes: float) -> Floats:
-        """Return when every vertex is done with the round, given when it was ready for it, float64 [vertices]."""
+    def step(self, ready: Floats, size_bytes: float | Floats) -> Floats:
+        """Return when every vertex is done with the round, given when it was ready for it."""
         start = ready + self.before
         done: Floats = start.copy()
+        # All clocks in a row, and where those of each size begin.
+        clocks, begin = done.reshape(-1), np.arange(0, done.size, done.shape[-1])[:, None]
         for part in self.costs():
             src, dst, offset = part.messages.src, part.messages.dst, part.messages.offset
             if offset:  # every rank sends to the one `offset` further: slices, which are faster than indices
                 leave = start + part.wire * size_bytes
                 np.maximum(done, leave, out=done)
                 leave += part.alpha_s
-                np.maximum(done[offset:], leave[:-offset], out=done[offset:])
-                np.maximum(done[:offset], leave[-offset:], out=done[:offset])
+                np.maximum(done[..., offset:], leave[..., :-offset], out=done[..., offset:])
+                np.maximum(done[..., :offset], leave[..., -offset:], out=done[..., :offset])
                 continue
-            leave = start[src] + part.wire * size_bytes
+            leave = np.take(start, src, axis=-1) + part.wire * size_bytes
             for vertex, until, distinct in zip((src, dst), (leave, leave + part.alpha_s), part.distinct, strict=True):
+                where, times = (begin + vertex).reshape(-1), until.reshape(-1)
                 if distinct:
-                    done[vertex] = np.maximum(done[vertex], until)
+                    clocks[where] = np.maximum(clocks[where], times)
                 else:
-                    np.maximum.at(done, vertex, until)
+                    np.maximum.at(clocks, where, times)
         done += self.after + self.adding * size_bytes
         return done
 
-    def play(self, ready: Floats, size_bytes: float, rounds: int) -> Floats:
+    def play(self, ready: Floats, size_bytes: float | Floats, rounds: int) -> Floats:
         """Return `ready` after so many such rounds."""
         if rounds > 2 and self._kept and self._kept[0].messages.offset:
             played = self._shifted(self._kept[0], ready, size_bytes, rounds)
@@ -306,28 +311,29 @@ class PreparedRounds:
             ready = self.step(ready, size_bytes)
         return ready
 
-    def _shifted(self, part: Costs, ready: Floats, size_bytes: float, rounds: int) -> Floats | None:
+    def _shifted(self, part: Costs, ready: Floats, size_bytes: float | Floats, rounds: int) -> Floats | None:
         """Play rounds in which every rank sends one message to the rank `offset` further, in two passes each.
 
         Ranks are put in the order in which messages go round. Times are taken relative to the latencies summed up from
         position 0, so that a hop costs no latency (but the one from the last position to the first). What every
         rank does alike in every round is added at the end.
         """
-        n, offset = len(ready), part.messages.offset
+        n, offset = ready.shape[-1], part.messages.offset
         if gcd(offset, n) != 1:
             return None
         order = np.arange(n, dtype=np.int64) * offset % n
-        wire = (part.wire * size_bytes)[order]
-        alpha = part.alpha_s[order]
-        passed = np.concatenate([[0.0], np.cumsum(alpha)])
-        now, sent = ready[order] - passed[:-1], np.empty(n)
-        around = passed[-1]
-        before, here = sent[:-1], sent[1:]  # views: written by np.add below
+        wire = np.take(part.wire * size_bytes, order, axis=-1)
+        passed = np.concatenate([[0.0], np.cumsum(part.alpha_s[order])])
+        now, around = np.take(ready, order, axis=-1) - passed[:-1], passed[-1]
+        sent = np.empty_like(now)
+        # Views: of what was sent and of what is there next, at the first position and at all others.
+        first, last, before, here = sent[..., 0], sent[..., -1], sent[..., :-1], sent[..., 1:]
+        next_first, next_others = now[..., 0], now[..., 1:]
         for _ in range(rounds):
             np.add(now, wire, out=sent)
-            np.maximum(here, before, out=now[1:])
-            now[0] = max(sent[0], sent[-1] + around)
-        done = np.empty(n)
-        done[order] = now + passed[:-1]
-        each = self.before + self.after + self.adding * size_bytes
-        return done + rounds * float(each[0])
+            np.maximum(here, before, out=next_others)
+            np.maximum(first, last + around, out=next_first)
+        done = np.take(now + passed[:-1], np.argsort(order), axis=-1)
+        each: Floats = self.before + self.after + self.adding * size_bytes
+        finished: Floats = done + rounds * each[..., :1]
+        return finished

@@ -43,6 +43,7 @@ from ringside.schedule import Schedule, pipelined
 Late = Mapping[int, float]
 
 MOST_RANKS = 1 << 17  # a ring of them takes half a minute
+MOST_PLAYED = 1 << 22  # sizes times pairs of vertices that are played at once; each may have a message
 
 
 def simulate(
@@ -95,12 +96,15 @@ def finish_seconds(
     """
     schedule = schedule if segments == 1 else pipelined(schedule, segments)
     wires = wires_for(schedule, topology)
-    checked = [checked_size(size) for size in sizes]
-    ready = [_start(schedule, topology, late) for _ in checked]
+    checked = np.array([checked_size(size) for size in sizes])[:, None]
+    ready = np.tile(_start(schedule, topology, late), (len(checked), 1))
+    at_once = max(1, MOST_PLAYED // schedule.vertices**2)
+    parts = [slice(first, first + at_once) for first in range(0, len(checked), at_once)]
     for stretch in stretches(schedule):
         round_ = PreparedRounds(stretch, wires)
-        ready = [round_.play(now, size, stretch.rounds) for now, size in zip(ready, checked, strict=True)]
-    return np.array(ready).reshape(len(checked), schedule.vertices)[:, : schedule.ranks]
+        for part in parts:
+            ready[part] = round_.play(ready[part], checked[part], stretch.rounds)
+    return ready[:, : schedule.ranks]
 
 
 def checked_size(size_bytes: float) -> float:

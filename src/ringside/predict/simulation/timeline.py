@@ -121,8 +121,7 @@ def _find_culprits(
         topology: Over what.
         seconds: How long it took.
     """
-    late = path[0].end_s if path and path[0].round < 0 else 0.0
-    found = [Culprit("late rank", (path[0].src,), late)] if late > 0 else []
+    found = [Culprit("late rank", (path[0].src,), path[0].end_s)] if path and path[0].round < 0 else []
     # By link and host, how much less the path would take were they as their class.
     hops = [hop for hop in path if hop.peer >= 0]
     src, dst = (np.array(ends, dtype=np.int64) for ends in ([hop.src for hop in hops], [hop.peer for hop in hops]))

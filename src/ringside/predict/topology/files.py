@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -323,10 +322,12 @@ def _interfaces(together: list[tuple[float, ...]], links: list[LinkOverride]) ->
     return tuple(found)
 
 
+_PRESETS = Path(__file__).parents[1] / "presets"
+
+
 def presets() -> tuple[str, ...]:
     """Return the names of the topologies that come with Ringside."""
-    folder = files("ringside.predict").joinpath("presets")
-    return tuple(sorted(one.name.removesuffix(".toml") for one in folder.iterdir() if one.name.endswith(".toml")))
+    return tuple(sorted(path.stem for path in _PRESETS.glob("*.toml")))
 
 
 def preset(name: str, hosts: int | None = None, ranks_per_host: int | None = None) -> Topology:
@@ -347,8 +348,7 @@ def preset(name: str, hosts: int | None = None, ranks_per_host: int | None = Non
 
 @cache
 def _preset(name: str) -> Topology:
-    text = files("ringside.predict").joinpath("presets").joinpath(f"{name}.toml").read_text(encoding="utf-8")
-    return from_toml(text, f"preset {name}")
+    return from_toml((_PRESETS / f"{name}.toml").read_text(encoding="utf-8"), f"preset {name}")
 
 
 def load_topology(name_or_path: str | Path) -> Topology:

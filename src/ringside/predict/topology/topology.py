@@ -217,10 +217,15 @@ class Topology:
         """Number of hosts."""
         return len(self.ranks_per_host)
 
-    @property
+    @cached_property
     def ranks(self) -> int:
         """Number of ranks."""
         return sum(self.ranks_per_host)
+
+    @cached_property
+    def largest_host(self) -> int:
+        """Ranks of the largest host."""
+        return max(self.ranks_per_host)
 
     @cached_property
     def host_of(self) -> NDArray[np.int64]:
@@ -241,6 +246,11 @@ class Topology:
     def pooled(self) -> bool:
         """Whether a message uses all interfaces of its host."""
         return self.rails == "pooled" or bool(self.host_rates)
+
+    @property
+    def switch(self) -> Switch | None:
+        """What reduces among all ranks: inside the only host, or between several."""
+        return self.nvls if self.hosts == 1 else self.sharp
 
     @property
     def even(self) -> bool:

@@ -34,7 +34,7 @@ class Wires:
     switches: int = 0
 
     def __post_init__(self) -> None:
-        if self.switches and self._switch is None:
+        if self.switches and self.topology.switch is None:
             where, key = ("inside its host", "nvls") if self.topology.hosts == 1 else ("between its hosts", "sharp")
             raise UsageError(
                 f"topology {self.topology.name!r} has no switch {where} that reduces, and this schedule needs one: "
@@ -45,10 +45,6 @@ class Wires:
     def vertices(self) -> int:
         """Ranks and switches together."""
         return self.topology.ranks + self.switches
-
-    @property
-    def _switch(self) -> Switch | None:
-        return self.topology.nvls if self.topology.hosts == 1 else self.topology.sharp
 
     @cached_property
     def _host(self) -> Ints:
@@ -63,10 +59,12 @@ class Wires:
         """Return (latency in seconds, seconds per byte) of messages by themselves, float64 [messages] each."""
         inside, switched = self._kinds(src, dst)
         alpha, per_byte = np.empty(len(src)), np.empty(len(src))
-        kinds = ((inside, self.topology.inside), (~inside, self.topology.between), (switched, self._switch))
+        kinds = ((inside, self.topology.inside), (~inside, self.topology.between), (switched, self.topology.switch))
         for which, link in kinds:  # a message to a switch is of the first two as well: the last one counts
             if link is not None:
                 alpha[which], per_byte[which] = link.alpha_s, 1.0 / self._rate(link)
+        if not self.topology.overrides:
+            return alpha, per_byte
         pairs = ~switched
         # Links of their own: those of hosts first, since a link of two ranks is more exact.
         for of, key in (
@@ -89,25 +87,26 @@ class Wires:
         """
         topology = self.topology
         inside, switched = self._kinds(src, dst)
-        # A rank's port to the others of its host; the switch in a host hangs on it, too.
-        per_byte, reducing = (0.0 if it is None else 1.0 / it.bytes_per_s for it in (topology.inside, self._switch))
-        for vertex in (src, dst):
-            port = np.where(inside & (vertex < topology.ranks), vertex, -1)
-            yield port, np.where(switched, reducing, per_byte)
-        if topology.inside is not None and topology.inside.host_bytes_per_s is not None:
-            bus = np.where(inside & ~switched, self._host[src], -1)
-            yield bus, np.full(len(src), 1.0 / topology.inside.host_bytes_per_s)
-        if topology.between is None:
+        if topology.hosts == 1 or topology.ranks > topology.hosts:  # else no message stays in a host
+            # A rank's port to the others of its host; the switch in a host hangs on it, too.
+            plain, reducing = (0.0 if it is None else 1.0 / it.bytes_per_s for it in (topology.inside, topology.switch))
+            for vertex in (src, dst):
+                port = np.where(inside & (vertex < topology.ranks), vertex, -1)
+                yield port, np.where(switched, reducing, plain)
+            if topology.inside is not None and topology.inside.host_bytes_per_s is not None:
+                bus = np.where(inside & ~switched, self._host[src], -1)
+                yield bus, np.full(len(src), 1.0 / topology.inside.host_bytes_per_s)
+        if topology.hosts == 1 or topology.between is None:
             return
         # The interfaces of both hosts, or what all links of either carry together.
-        per_byte, reducing = (0.0 if it is None else 1.0 / self._rate(it) for it in (topology.between, topology.sharp))
+        plain, reducing = (0.0 if it is None else 1.0 / self._rate(it) for it in (topology.between, topology.sharp))
         for side, vertex in enumerate((src, dst)):
             interface = np.where(inside, -1, self._nic[vertex])
             if topology.host_rates:
                 rates = np.array([*(pair[side] for pair in topology.host_rates), np.inf])
                 yield interface, 1.0 / rates[self._host[vertex]]
             else:
-                yield interface, np.where(switched, reducing, per_byte)
+                yield interface, np.where(switched, reducing, plain)
         # Uplinks of leaves, where they carry less than the hosts below them send.
         if topology.oversubscription > 1:
             per_host = topology.nics * topology.between.bytes_per_s

@@ -52,22 +52,22 @@ def hierarchical(
         UsageError: A size is below 1, hosts are missing or said twice, or `inner` or `outer` make something else.
     """
     sizes = _sizes(ranks_per_host, hosts)
-    made = {size: inner(size) for size in set(sizes)}
-    inners, between = tuple(made[size] for size in sizes), outer(len(sizes))
-    for part, wanted, schedule in [("outer", ALL_REDUCE, between), *(("inner", REDUCE_SCATTER, s) for s in inners)]:
+    made, between = {size: inner(size) for size in dict.fromkeys(sizes)}, outer(len(sizes))
+    kinds = tuple(made.values())  # far fewer than hosts
+    for part, wanted, schedule in [("outer", ALL_REDUCE, between), *(("inner", REDUCE_SCATTER, s) for s in kinds)]:
         if schedule.collective != wanted:
             raise UsageError(f"{part} must make a {wanted}, and {schedule.name} is a {schedule.collective}")
-    slices = min(lcm(*(s.chunks for s in inners)), max(MOST_SLICES, *(s.chunks for s in inners)))
+    slices = min(lcm(*(s.chunks for s in kinds)), max(MOST_SLICES, *(s.chunks for s in kinds)))
+    rounds = max(s.rounds for s in kinds)
     # Hosts of unequal sizes have no stretches inside: every round is its own.
-    inside = inners[0].stretches if len(set(inners)) == 1 else ()
-    inside = inside or (1,) * max(s.rounds for s in inners)
+    inside = (kinds[0].stretches if len(kinds) == 1 else ()) or (1,) * rounds
     return Schedule(
         "hierarchical",
         ranks=sum(sizes),
         chunks=slices * between.chunks,
-        rounds=2 * max(s.rounds for s in inners) + between.rounds,
+        rounds=2 * rounds + between.rounds,
         generate=_hierarchical_round,
-        parameters=(inners, between, slices),
+        parameters=(tuple(made[size] for size in sizes), between, slices),
         switches=between.switches,
         stretches=(*inside, *(between.stretches or (1,) * between.rounds), *inside[::-1]),
     )
