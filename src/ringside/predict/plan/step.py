@@ -15,7 +15,9 @@ stage do the same, so each stage is played by one rank.
   (M. Shoeybi et al., "Megatron-LM", 2019);
 - pipeline: stages hand activations on and gradients back, 1F1B (D. Narayanan et al., SC 2021) or all forward first
   (Y. Huang et al., "GPipe", 2019). A stage asks for a tensor when it needs it, so nothing hides its transfer; what it
-  waits for others, transfers included, is the bubble.
+  waits for others, transfers included, is the bubble. Between a forward and a backward of 1F1B two stages swap tensors
+  and wait for both (torch's `Schedule1F1B`, Megatron-LM). NCCL carries both at once. Gloo carries one after the other:
+  the receiver's word that it is ready waits on the same connection behind the payload that goes the other way.
 """
 
 from __future__ import annotations
@@ -157,6 +159,7 @@ def step_time(
     played = []
     for end in range(3):
         seconds = {name: band.ends[end] for name, band in costs.items()}
+        seconds["swap"] = seconds["hand_on"] * (1 if has_library(topology) else 2)
         ranks = _play([list(_program(job, stage, pieces, compute_s, seconds)) for stage in range(job.pipeline)])
         played.append(max(ranks, key=lambda rank: rank.clock))
     total, busy, exposed, bubble = (
@@ -220,14 +223,16 @@ def _program(job: Job, stage: int, pieces: int, compute_s: float, costs: dict[st
     last, many = job.pipeline - 1, job.micro_batches
     ahead = many if job.schedule == "gpipe" else min(last - stage, many)
     order = [True] * ahead + [True, False] * (many - ahead) + [False] * ahead
+    steady = range(ahead, ahead + 2 * (many - ahead))  # where forward and backward take turns
     done = {True: 0, False: 0}
     shares = {True: (1.0 - BACKWARD) * compute_s / many, False: BACKWARD * compute_s / many}
     started: list[tuple[object, ...]] = []
-    for forward in order:
+    for place, forward in enumerate(order):
         number = done[forward]
         done[forward] += 1
         before, after = (stage - 1, stage + 1) if forward else (stage + 1, stage - 1)
-        if 0 <= before <= last:
+        swapped, swaps = place - 1 in steady and place in steady, place in steady and place + 1 in steady
+        if 0 <= before <= last and not swapped:
             yield "receive", (forward, number, before), costs["hand_on"]
         reduces = not forward and (number == many - 1 or job.stage >= 2)
         for action in _through_layers(job, pieces, shares[forward], costs, forward, reduces):
@@ -235,7 +240,9 @@ def _program(job: Job, stage: int, pieces: int, compute_s: float, costs: dict[st
             yield kind, (*key, forward, number), seconds
             if kind == "start" and key[0] == "reduce":
                 started.append((*key, forward, number))
-        if 0 <= after <= last:
+        if 0 <= after <= last and swaps:  # a backward's gradient, by whose number it goes, for a forward's activation
+            yield "swap", (min(stage, after), done[False] if forward else number), costs["swap"]
+        elif 0 <= after <= last:
             yield "send", (forward, number, stage), 0.0
     for key in started:
         yield "wait", key, 0.0
@@ -294,6 +301,7 @@ def _play(programs: list[list[Action]]) -> list[_Played]:
     """Return the ranks of stages after their programs."""
     ranks, places = [_Played() for _ in programs], [0] * len(programs)
     sent: dict[tuple[object, ...], float] = {}
+    met: dict[tuple[object, ...], dict[int, float]] = {}  # when the stages came that swap tensors
     over: list[dict[tuple[object, ...], float]] = [{} for _ in programs]
     moving = True
     while moving:
@@ -316,6 +324,15 @@ def _play(programs: list[list[Action]]) -> list[_Played]:
                     rank.clock = max(rank.clock, ends[key])
                 elif kind == "send":
                     sent[key] = rank.clock
+                elif kind == "swap":
+                    came = met.setdefault(key, {})
+                    came.setdefault(number, rank.clock)
+                    if len(came) < 2:
+                        break
+                    there = max(came.values()) + seconds
+                    rank.bubble += there - rank.clock
+                    rank.busy += seconds
+                    rank.clock = there
                 elif key not in sent:
                     break
                 else:  # a message is carried once both its ends are there
