@@ -101,6 +101,15 @@ def test_a_single_micro_batch_pays_every_transfer_twice():
     assert found.seconds.value == pytest.approx(4 * COMPUTE_S + 2 * 3 * 1.0)
 
 
+@pytest.mark.parametrize(("inside", "transfers"), [(None, 2), (LinkClass("nvlink4", 1e-6, 4e11), 1)])
+def test_two_stages_of_1f1b_swap_tensors_at_once_on_nccl_and_one_after_the_other_on_gloo(inside, transfers):
+    """Stage 0: F, F, swap, B, receive, B; stage 1: receive, F, B, swap, F, B."""
+    hosts = replace(FLAT, ranks_per_host=(1, 1), inside=inside)
+    found = step(Job(layers=2, pipeline=2, micro_batches=2, activation_bytes=1e9), topology=hosts)
+    transfer_s = found.communication.value / (1 + transfers)  # of stage 0, which ends last
+    assert found.seconds.value == pytest.approx(1.5 * COMPUTE_S + (2 + transfers) * transfer_s)
+
+
 def test_groups_share_a_hosts_interfaces():
     cluster = preset("dgx-h100", hosts=16)
     data, tensor, lane = groups(cluster, Job(tensor=4, pipeline=2, activation_bytes=1.0))

@@ -15,7 +15,9 @@ stage do the same, so each stage is played by one rank.
   (M. Shoeybi et al., "Megatron-LM", 2019);
 - pipeline: stages hand activations on and gradients back, 1F1B (D. Narayanan et al., SC 2021) or all forward first
   (Y. Huang et al., "GPipe", 2019). A stage asks for a tensor when it needs it, so nothing hides its transfer; what it
-  waits for others, transfers included, is the bubble.
+  waits for others, transfers included, is the bubble. Between a forward and a backward of 1F1B two stages swap tensors
+  and wait for both (torch's `Schedule1F1B`, Megatron-LM). NCCL carries both at once. Gloo carries one after the other:
+  the receiver's word that it is ready waits on the same connection behind the payload that goes the other way.
 """
 
 from __future__ import annotations
@@ -151,7 +153,7 @@ def step_time(
         reasons.append(option.why_extrapolated(size))
         return option.predict([size]).bands[0]
 
-    costs = {"gather": zero, "reduce": zero, "tensor": zero, "hand_on": zero}
+    costs = dict.fromkeys(_Costs._fields, zero)
     if data is not None and job.stage == 0:
         costs["reduce"] = price(reduction(data, own / pieces), own / pieces)
     elif data is not None:
@@ -161,6 +163,7 @@ def step_time(
         costs["tensor"] = price(reduction(tensor, job.activation_bytes), job.activation_bytes)
     if lane is not None:
         costs["hand_on"] = price(collective(lane, "sendrecv"), job.activation_bytes)
+        costs["swap"] = costs["hand_on"] if has_library(topology) else Band(*(2 * end for end in costs["hand_on"].ends))
 
     ends = (_Costs(**{name: band.ends[end] for name, band in costs.items()}) for end in range(3))
     played = [_slowest_rank(job, pieces, compute_s, end) for end in ends]
@@ -223,16 +226,19 @@ def default_blocking(topology: Topology) -> tuple[str, ...]:
 
 
 class _Costs(NamedTuple):
-    """What a collective of each kind, or handing a tensor on to the next stage, takes, seconds."""
+    """What a collective of each kind, handing a tensor on to the next stage, or swapping two with it takes, seconds."""
 
     gather: float
     reduce: float
     tensor: float
     hand_on: float
+    swap: float
 
 
 Sent = dict[tuple[bool, int, int], float]
 """When a tensor was handed on, by whether it goes forward, its micro-batch and the stage that it comes from."""
+Swaps = dict[tuple[int, int], list[float]]
+"""When stages came that swap tensors, by the earlier stage and the backward's micro-batch."""
 
 
 @dataclass
@@ -276,8 +282,9 @@ class _Rank:
 def _slowest_rank(job: Job, pieces: int, compute_s: float, costs: _Costs) -> _Rank:
     """Return the rank that is done last, after its step; arguments as of `_play`."""
     sent: Sent = {}
+    swaps: Swaps = {}
     ranks = [_Rank() for _ in range(job.pipeline)]
-    playing = [_play(rank, job, stage, pieces, compute_s, costs, sent) for stage, rank in enumerate(ranks)]
+    playing = [_play(rank, job, stage, pieces, compute_s, costs, sent, swaps) for stage, rank in enumerate(ranks)]
     over = object()
     while playing:  # each until it needs what was not handed on yet
         playing = [each for each in playing if next(each, over) is not over]
@@ -285,7 +292,7 @@ def _slowest_rank(job: Job, pieces: int, compute_s: float, costs: _Costs) -> _Ra
 
 
 def _play(
-    rank: _Rank, job: Job, stage: int, pieces: int, compute_s: float, costs: _Costs, sent: Sent
+    rank: _Rank, job: Job, stage: int, pieces: int, compute_s: float, costs: _Costs, sent: Sent, swaps: Swaps
 ) -> Iterator[None]:
     """Play a rank of a pipeline's stage through a step; yield while it needs a tensor that was not handed on yet.
 
@@ -297,24 +304,33 @@ def _play(
         compute_s: Of a step, forward and backward, seconds.
         costs: Of what is communicated.
         sent: What stages have handed on.
+        swaps: Which stages have come to swap tensors.
     """
     last, many = job.pipeline - 1, job.micro_batches
     ahead = many if job.schedule == "gpipe" else min(last - stage, many)
     order = [True] * ahead + [True, False] * (many - ahead) + [False] * ahead
+    steady = range(ahead, ahead + 2 * (many - ahead))  # where forward and backward take turns
     done = {True: 0, False: 0}
     shares = {True: (1.0 - BACKWARD) * compute_s / many, False: BACKWARD * compute_s / many}
     reduced: list[float] = []  # when each piece of the gradients was
-    for forward in order:
+    for place, forward in enumerate(order):
         number = done[forward]
         done[forward] += 1
         before, after = (stage - 1, stage + 1) if forward else (stage + 1, stage - 1)
-        if 0 <= before <= last:
+        swapped, swaps_next = place - 1 in steady and place in steady, place in steady and place + 1 in steady
+        if 0 <= before <= last and not swapped:
             while (forward, number, before) not in sent:
                 yield
             rank.receive(sent[forward, number, before], costs.hand_on)
         reduces = not forward and (number == many - 1 or job.stage >= 2)
         reduced += _play_layers(rank, job, pieces, shares[forward], costs, forward, reduces)
-        if 0 <= after <= last:
+        if 0 <= after <= last and swaps_next:  # a backward's gradient for the activation of a forward
+            came = swaps.setdefault((min(stage, after), done[False] if forward else number), [])
+            came.append(rank.clock)
+            while len(came) < 2:
+                yield
+            rank.receive(max(came), costs.swap)
+        elif 0 <= after <= last:
             sent[forward, number, stage] = rank.clock
     for over in reduced:
         rank.wait(over)
