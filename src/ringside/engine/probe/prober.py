@@ -26,6 +26,7 @@ from ringside.engine.cost.model import Cluster
 from ringside.engine.cost.network import CostNetwork, Floats
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.exchange.exchange import HopTiming
+from ringside.engine.net.exchange.in_flight import LONG_S
 from ringside.engine.net.exchange.signature import CollectiveSignature
 from ringside.engine.net.exchange.wire import Wire
 from ringside.engine.net.hierarchical import HierarchicalEngine
@@ -90,6 +91,7 @@ _U8, _F32, _F64 = int(DType.uint8), int(DType.float32), int(DType.float64)
 _SUM, _MAX = int(ReduceOp.sum), int(ReduceOp.max)
 _SHARE = AlgorithmSpec("recursive_doubling")
 _LOCAL_BYTES = 1 << 20
+_ROUND_TRIPS = 4  # which the first idea of a long link's rate lets three segments take: it is one segment in one or two
 
 Messages = Sequence[tuple[int, int, int]]
 """What goes in one round: (sender, receiver, chunk) of each, by numbers of vertices."""
@@ -155,6 +157,13 @@ class Probe:
         return float(np.median(links)) if len(links) else None
 
     @property
+    def round_trip_bytes(self) -> float:
+        """Rate x round trip of the long link that holds most, bytes; 0: none is long."""
+        latency = self.network.latency_s
+        long = latency >= LONG_S
+        return float((2 * latency[long] * self.rates[long]).max(initial=0.0))
+
+    @property
     def better_order(self) -> tuple[int, ...]:
         """An order of a ring whose slowest link is at least a tenth faster than as they are; empty if there is none."""
         order = best_ring_order(self.upper)
@@ -199,10 +208,10 @@ class Prober:
         segment = self.across.exchange.segment_bytes
         segments = np.clip(np.ceil(rates * self.effort.bulk_s / segment) + 1, 3, self.effort.most_bytes // segment)
         sizes: NDArray[np.int64] = (segments * segment).astype(np.int64)
-        _, upper, rate_spread = self._bulks(turns, sizes, rates)
+        _, upper, rate_spread = self._bulks(turns, sizes, rates, latency)
         alone = None
         if self.effort.alone:
-            alone, above, _ = self._bulks([[pair] for turn in turns for pair in turn], sizes, rates)
+            alone, above, _ = self._bulks([[pair] for turn in turns for pair in turn], sizes, rates, latency)
             upper = np.maximum(upper, above)
         upper = remeasure_slow_links(self, upper, rates)
         # A machine that is busy elsewhere takes from the rate of the moment, not from the link.
@@ -230,24 +239,31 @@ class Prober:
         return latency, rates
 
     def _bulks(
-        self, turns: Sequence[Sequence[tuple[int, int]]], sizes: NDArray[np.int64], known: Floats
+        self, turns: Sequence[Sequence[tuple[int, int]]], sizes: NDArray[np.int64], known: Floats, latency: Floats
     ) -> tuple[Floats, Floats, Floats]:
-        """Return the rate of each link, the upper quartile of it, and its spread."""
-        segment, limit_s = self.across.exchange.segment_bytes, max(0.1, 10 * self.effort.bulk_s)
+        """Return the rate of each link, the upper quartile of it, and its spread.
+
+        A new connection sends little in its first round trips, and so does one that was idle for a while. On long links
+        the first idea of a rate is of that: there the bulks of a pair follow each other, and none is left out.
+        """
+        segment, repeats = self.across.exchange.segment_bytes, self.effort.repeats
+        long = len(turns) > 0 and float(np.median(latency[~np.eye(len(latency), dtype=np.bool_)])) >= LONG_S
+        repeated = [pairs for pairs in turns for _ in range(repeats)] if long else [*turns] * repeats
+        # Of a link so slow that even three segments take long, the first idea is as good.
+        limit_s = max(0.1, 10 * self.effort.bulk_s) + (_ROUND_TRIPS * 2 * latency if long else 0.0 * latency)
+        is_quick = known * limit_s > 3 * segment
         seen: defaultdict[int, list[float]] = defaultdict(list)
-        for _ in range(self.effort.repeats):
-            if not self._in_time(0.75):
+        for number, pairs in enumerate(repeated):
+            if not long and number % len(turns) == 0 and not self._in_time(0.75):
                 break
-            for pairs in turns:
-                if self.effort.alone:  # those that have nothing to do wait here, and so for no longer than one turn
-                    self.most(np.zeros(1))
-                for direction in (pairs, [(b, a) for a, b in pairs]):
-                    # Of a link so slow that even three segments take long, the first idea is as good.
-                    quick = [(a, b) for a, b in direction if known[a, b] * limit_s > 3 * segment]
-                    mine = [pair for pair in quick if self._me in pair]
-                    size = int(sizes[mine[0]]) if mine else 0
-                    for hop in self._run([_one_way(quick)], [size]) if quick else []:
-                        seen[self.vertices.index(hop.src)].append(arrival_rate([hop], segment))
+            if self.effort.alone:  # those that have nothing to do wait here, and so for no longer than one turn
+                self.most(np.zeros(1))
+            for direction in (pairs, [(b, a) for a, b in pairs]):
+                quick = [(a, b) for a, b in direction if is_quick[a, b]]
+                mine = [pair for pair in quick if self._me in pair]
+                size = int(sizes[mine[0]]) if mine else 0
+                for hop in self._run([_one_way(quick)], [size]) if quick else []:
+                    seen[self.vertices.index(hop.src)].append(arrival_rate([hop], segment))
         found = np.zeros((3, *sizes.shape))
         for src, got in seen.items():
             low, middle, upper, high = np.percentile(got, (10, 50, 75, 90))

@@ -24,7 +24,7 @@ import numpy as np
 from ringside.engine.buffers import address_of
 from ringside.engine.net.exchange.exchange import Exchange, ExchangeRequest, HopTiming
 from ringside.engine.net.exchange.message_size import MessageSize
-from ringside.engine.net.exchange.pipeline import AHEAD, SegmentPipeline
+from ringside.engine.net.exchange.pipeline import SegmentPipeline
 from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, PackedMessage, ReceiveQueue, SharedRequest
 from ringside.engine.net.exchange.route import Length, Parts, ReceiveSegment, route_of
 from ringside.engine.net.exchange.signature import MessageHeader, SignatureMismatch
@@ -104,7 +104,8 @@ class ExchangeRun:
         self.leaving: defaultdict[tuple[int, int], list[Pending]] = defaultdict(list)  # sends that read a segment
         self.done: list[int] = [0] * len(plan.dependents)  # by receive, how many of its segments have been written
         self.round = 0 if self.route.apart else _EVERY_ROUND  # of which and of those before it messages are sent
-        self.horizon = (0, AHEAD) if feed is not None and self.route.order is None else _NO_HORIZON
+        self.ahead = exchange.window - 1  # segments of its own that are sent before the one that comes at the same time
+        self.horizon = (0, self.ahead) if feed is not None and self.route.order is None else _NO_HORIZON
         self.send_queues = {dst: _SendQueue(self.peers[dst], messages) for dst, messages in self.route.sends}
         self.receive_queues: dict[int, ReceiveQueue] = {}
         self.packed: dict[int, PackedMessage | None] = {}  # of the round under way, by sender
@@ -136,7 +137,7 @@ class ExchangeRun:
                 self._enter_round(step.number)
                 self.packed, self.packed_chunks = dict.fromkeys(step.bundled), step.bundled
                 for index, receives in enumerate(step.segments):
-                    self._set_horizon((step.number, index + AHEAD))
+                    self._set_horizon((step.number, index + self.ahead))
                     for receive in receives:
                         self._receive(receive)
             self._enter_round(_EVERY_ROUND)
