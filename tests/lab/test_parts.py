@@ -109,7 +109,7 @@ def test_the_bridge_takes_pieces_of_the_slowest_link(given: list[str]) -> None:
 def test_a_long_link_takes_larger_pieces(given: list[str]) -> None:
     network.shape(NAME, dict.fromkeys(mesh(2, 0.02).links, 100e6))
     assert "h0: ip link set to1 gso_max_size 12500" in given
-    assert "h0: tc qdisc replace dev to1 root tbf rate 100000000bit burst 25000 limit 200000" in given
+    assert "h0: tc qdisc replace dev to1 root tbf rate 100000000bit burst 25000 limit 400000" in given
     given.clear()
     network.shape(NAME, dict.fromkeys(star(1, 0.02).links, 100e6))
     assert "h0: ip link set lab0 gso_max_size 6250" in given
@@ -145,7 +145,7 @@ def test_links_with_a_delay_are_joined_by_a_process_which_does_not_outlive_a_ref
         (1e11, 0.0, 65536, 6250000, 2 * 10**8),
         (1e9, 2.5e-3, 16249, 62500, 2000000),
         (1e9, 8e-3, 50000, 100000, 2000000),
-        (1e7, 5.0, 65536, 131072, 131072),
+        (1e7, 5.0, 65536, 131072, 10**7),
     ],
 )
 def test_sizes_that_belong_to_a_rate_and_a_delay(

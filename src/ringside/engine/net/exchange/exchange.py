@@ -26,6 +26,8 @@ from ringside.engine.transports.striping import StripedLinks
 from ringside.schedule import Schedule
 
 HOPS_KEPT = 1 << 16
+USUAL_WINDOW = 4
+"""Messages per link whose buffers are posted ahead, where links are not long."""
 _LARGEST_ITEM = max(ITEM_BYTES)
 _RECENT = 4  # jobs that may still be under way: two channels, and the one before on each
 
@@ -96,7 +98,12 @@ class Exchange:
     """
 
     def __init__(
-        self, transport: Transport, *, segment_bytes: int = 1 << 18, window: int = 4, links: Links | None = None
+        self,
+        transport: Transport,
+        *,
+        segment_bytes: int = 1 << 18,
+        window: int = USUAL_WINDOW,
+        links: Links | None = None,
     ) -> None:
         self.transport = transport
         self.links: Links = transport if links is None else links

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ringside.engine.buffers import address_of
-from ringside.engine.net.exchange.exchange import Exchange, ExchangeRequest, HopTiming
+from ringside.engine.net.exchange.exchange import USUAL_WINDOW, Exchange, ExchangeRequest, HopTiming
 from ringside.engine.net.exchange.message_size import MessageSize
 from ringside.engine.net.exchange.pipeline import SegmentPipeline
 from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, PackedMessage, ReceiveQueue, SharedRequest
@@ -106,7 +106,12 @@ class ExchangeRun:
         self.round = 0 if self.route.apart else _EVERY_ROUND  # of which and of those before it messages are sent
         self.ahead = exchange.window - 1  # segments of its own that are sent before the one that comes at the same time
         self.horizon = (0, self.ahead) if feed is not None and self.route.order is None else _NO_HORIZON
-        self.send_queues = {dst: _SendQueue(self.peers[dst], messages) for dst, messages in self.route.sends}
+        sends: Sequence[tuple[int, Sequence[tuple[int, Parts]]]] = self.route.sends
+        if exchange.window > USUAL_WINDOW:
+            # Of several receivers every vertex begins with the next one after it: what a long link has on its way is so
+            # much that all of it at one receiver at once would not fit the queues before that one's link.
+            sends = sorted(sends, key=lambda each: (each[0] - self.me) % plan.schedule.vertices)
+        self.send_queues = {dst: _SendQueue(self.peers[dst], messages) for dst, messages in sends}
         self.receive_queues: dict[int, ReceiveQueue] = {}
         self.packed: dict[int, PackedMessage | None] = {}  # of the round under way, by sender
         self.packed_chunks: Mapping[int, int] = {}  # how many chunks each of these carries
