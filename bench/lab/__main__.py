@@ -3,7 +3,7 @@
 Hosts are network namespaces with links of a known rate (`ringside lab`), so it needs root and iproute2.
 
     python -m bench.lab bytes|star|moves|selection|selection-alone|as-a-job-apart|as-a-job-mixed|as-a-job-steps
-                        |laws|two-tree|delay|mesh|ddp|ddp-slower|ddp-cpu|all
+                        |laws|two-tree|delay|long-links|mesh|ddp|ddp-slower|ddp-cpu|all
                         [--repeat N] [--json] [--write PAGE]
 
     bytes     kernel counters of every host's link against the schedule, every algorithm
@@ -17,6 +17,9 @@ Hosts are network namespaces with links of a known rate (`ringside lab`), so it 
     laws      one rank per host, n = 2 to 8: time against the busiest link's bytes, every algorithm
     two-tree  its gain over the single tree; leaves use both directions at once
     delay     5 ms from host to host: time against rounds x delay
+    long-links
+              large tensors over links with a delay: the default choice against bytes and rounds x delay of the best
+              algorithm, and stock Gloo
     mesh      a link is cut to a quarter mid-run: when it is answered, and the time after against every fixed choice
     ddp       a training step, 4 hosts x 2 ranks: ours (f32, bf16 wire) against stock DDP on Gloo; layers wait
     ddp-slower  the same at 500 Mbit/s, where those cores are not the bound
@@ -32,7 +35,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.common import make_parser, report_progress
-from bench.lab import as_a_job, collectives, ddp_step, one_rank_per_host, sections, slow_link, tuner
+from bench.lab import as_a_job, collectives, ddp_step, long_links, one_rank_per_host, sections, slow_link, tuner
 from bench.lab.report import Section, filled, verdict
 
 from ringside.errors import RingsideError
@@ -51,6 +54,7 @@ SECTIONS: dict[str, tuple[Callable[[int], Section], int]] = {
     "laws": (one_rank_per_host.laws, 2),
     "two-tree": (one_rank_per_host.two_tree, 5),
     "delay": (one_rank_per_host.delay, 3),
+    "long-links": (long_links.long_links, 3),
     "mesh": (slow_link.mesh, 9),
     "ddp": (ddp_step.ddp, 6),
     "ddp-slower": (lambda repeat: ddp_step.ddp(repeat, rate=ddp_step.SLOWER, name="ddp-slower"), 6),

@@ -127,6 +127,7 @@ def take_turns(
     hops: bool = False,
     switch: bool = False,
     probes: bool = False,
+    settle: int = 400,
 ) -> Turns:
     """Run cases on the ranks of a lab, contenders in turn, round after round.
 
@@ -140,6 +141,7 @@ def take_turns(
         switch: A reducer at the switch takes part; every number of ranks is a job of its own then.
         probes: Communicators time the links when they are made, as they do by default; so they do in any case where
             the default choice takes part.
+        settle: Calls of the default choice before it is measured, at most, until little is left to be tried.
     """
     sizes = sorted({case.n for case in cases}, reverse=True)
     ports = [(n, _FIRST_SWITCH_PORT + n) for n in sizes] if switch else []
@@ -150,6 +152,7 @@ def take_turns(
         "apart": apart,
         "hops": hops,
         "switch_ports": ports,
+        "settle": settle,
     }
     if switch:  # one process for all jobs: importing torch takes seconds
         words = module_command("bench.lab.in_network", *(str(port) for _, port in ports))

@@ -31,7 +31,6 @@ COLLECTIVES = ("reduce_scatter", "all_gather", "broadcast", "reduce", "barrier")
 WAYS = ("gloo", "ranks", "ours")
 _WARM_UPS = 2  # a first message finds no place posted for it, and the first ones open TCP's window
 _CHECKED_BYTES = 1 << 20  # of a result that are compared with the sum before anything is timed
-_MOST_TO_SETTLE = 400  # calls, until few choices are left to be tried, and those rarely
 _MOST_ITERATIONS = 2000  # calls in a turn
 
 
@@ -115,7 +114,7 @@ def _prepare(case: dict[str, Any], comm: Any, group: Any, plan: dict[str, Any]) 
         call = _call(name, comm, group, array)
         if name == DEFAULT:
             # First the calls in which most is tried: what is measured is what comes after.
-            for _ in range(_MOST_TO_SETTLE):
+            for _ in range(plan["settle"]):
                 if comm.settled(array.nbytes):
                     break
                 call()
@@ -264,6 +263,8 @@ class _Turn:
         }
         if self.name == DEFAULT:  # "16 MB: hosts/ring. It was ..."
             report["chosen"] = self.comm.explain(self.case["size_bytes"]).partition(": ")[2].partition(".")[0]
+            exchange = self.comm.buckets.across.exchange
+            report["in_flight"] = [exchange.window, exchange.connections]
         if self.plan["hops"]:
             report["hops"] = [[h.src, h.size_bytes, h.waited, h.first, h.last] for h in self.comm.hops[hops_before:]]
         return report

@@ -22,6 +22,7 @@ from bench.lab.expected import (
     schedule_of,
 )
 from bench.lab.jobs import Case, Turn, Turns
+from bench.lab.long_links import law_s
 from bench.lab.ordered_play import fair, shared_bytes
 from bench.lab.report import Floor, Section, filled, size_words, verdict
 from bench.lab.tuner import floors_of, row_of, starts_of
@@ -36,6 +37,12 @@ def test_the_busiest_link_has_the_bytes_of_the_textbooks(n: int):
     units = {"parameter_server": n - 1, "ring": 2 * (n - 1) / n, "direct": 2 * (n - 1) / n, "in_network": 1}
     for name, tensors in units.items():
         assert busiest(schedule_of(name, n), SIZE).size_bytes == pytest.approx(tensors * SIZE)
+
+
+def test_a_law_of_long_links_is_bytes_and_rounds():
+    assert law_s("ring", 4, SIZE, 1e8, 0.02) == pytest.approx(1.5 * SIZE / 1e8 + 6 * 0.02)
+    assert law_s("direct", 4, SIZE, 1e8, 0.02) == pytest.approx(1.5 * SIZE / 1e8 + 2 * 0.02)
+    assert law_s("recursive_doubling", 2, SIZE, 1e8, 0.02) == pytest.approx(SIZE / 1e8 + 0.02)
 
 
 def test_a_ring_has_no_pipeline_to_fill():

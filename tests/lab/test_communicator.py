@@ -70,6 +70,17 @@ def test_by_a_light_wire_all_ranks_end_with_the_same_bits(lab_factory: LabFactor
         assert share <= 0.27
 
 
+def test_a_long_link_has_as_many_connections_as_the_hosts_buffers_ask_for(lab_factory: LabFactory) -> None:
+    """Of two hosts the one with the smaller buffers decides for both."""
+    lab = lab_factory(hosts=2, rate="100mbit", delay_s=0.02)
+    lab.inside(1, lambda: Path("/proc/sys/net/ipv4/tcp_wmem").write_text("4096 16384 150000"))
+    found = run(lab, "over_a_long_link")
+    assert found[0] == found[1]
+    connections, fine = found[0]
+    assert 2 <= connections <= 8
+    assert fine
+
+
 @pytest.mark.long
 def test_a_reducer_takes_less_of_each_link_than_a_ring(lab_factory: LabFactory) -> None:
     lab = lab_factory(hosts=4, ranks_per_host=1)

@@ -106,6 +106,15 @@ def test_the_bridge_takes_pieces_of_the_slowest_link(given: list[str]) -> None:
     ]
 
 
+def test_a_long_link_takes_larger_pieces(given: list[str]) -> None:
+    network.shape(NAME, dict.fromkeys(mesh(2, 0.02).links, 100e6))
+    assert "h0: ip link set to1 gso_max_size 12500" in given
+    assert "h0: tc qdisc replace dev to1 root tbf rate 100000000bit burst 25000 limit 400000" in given
+    given.clear()
+    network.shape(NAME, dict.fromkeys(star(1, 0.02).links, 100e6))
+    assert "h0: ip link set lab0 gso_max_size 6250" in given
+
+
 def test_links_with_a_delay_are_joined_by_a_process_which_does_not_outlive_a_refusal(
     given: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,17 +137,23 @@ def test_links_with_a_delay_are_joined_by_a_process_which_does_not_outlive_a_ref
 
 
 @pytest.mark.parametrize(
-    ("rate", "piece", "bucket", "queue"),
+    ("rate", "delay_s", "piece", "bucket", "queue"),
     [
-        (1e6, 3028, 6056, 96896),
-        (80e6, 3028, 6056, 160000),
-        (1e9, 16249, 62500, 2000000),
-        (1e11, 65536, 6250000, 2 * 10**8),
+        (1e6, 0.0, 3028, 6056, 96896),
+        (80e6, 0.0, 3028, 6056, 160000),
+        (1e9, 0.0, 16249, 62500, 2000000),
+        (1e11, 0.0, 65536, 6250000, 2 * 10**8),
+        (1e9, 2.5e-3, 16249, 62500, 2000000),
+        (1e9, 8e-3, 50000, 100000, 2000000),
+        (1e7, 5.0, 65536, 131072, 10**7),
     ],
 )
-def test_sizes_that_belong_to_a_rate(rate: float, piece: int, bucket: int, queue: int) -> None:
-    assert (shaping.piece_bytes(rate), shaping.bucket_bytes(rate)) == (piece, bucket)
-    assert shaping.limit("lab0", rate)[-1].endswith(f" burst {bucket} limit {queue}")
+def test_sizes_that_belong_to_a_rate_and_a_delay(
+    rate: float, delay_s: float, piece: int, bucket: int, queue: int
+) -> None:
+    assert (shaping.piece_bytes(rate, delay_s), shaping.bucket_bytes(rate, delay_s)) == (piece, bucket)
+    assert shaping.limit("lab0", rate, delay_s)[-1].endswith(f" burst {bucket} limit {queue}")
+    assert shaping.pieces("lab0", rate, delay_s) == [f"link set lab0 gso_max_size {piece}"]
 
 
 def test_the_ends_of_what_is_a_rate_or_a_delay() -> None:

@@ -142,8 +142,8 @@ class Threads:
         half = self.board.post(peer, self.rank, into, receiving=True, order=self.order)
         return _Message(self.board, self.rank, peer, half)
 
-    def open_channel(self) -> Threads:
-        """Return messages with an order of their own."""
+    def open_channel(self, connection: int = 0) -> Threads:
+        """Return messages with an order of their own; all connections are this process's memory."""
         self.orders += 1
         return Threads(self.board, self.rank, order=self.orders - 1)
 

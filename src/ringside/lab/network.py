@@ -23,42 +23,51 @@ from ringside.lab.wiring import BRIDGE, SWITCH, LabLink, LinkEnd, Wiring
 #
 # - the bucket, 0.5 ms: what may go out at once after a pause. Less, and a timer that fires late costs throughput;
 # - the largest piece TCP hands down at once, 0.13 ms: full 64 KiB pieces leave no room for the other direction's
-#   acknowledgements in the bucket, and cost up to half of the throughput when both directions are busy;
-# - the queue, 16 ms: then frames are dropped. Less, and three senders to one receiver lose throughput to losses.
+#   acknowledgements in the bucket, and cost up to half of the throughput when both directions are busy. Where there is
+#   a delay every piece passes through one process: a twentieth of it, if that is more;
+# - the queue, 16 ms, on links that take longer than 10 ms 1.6 times that: then frames are dropped. Less, and three
+#   senders to one receiver lose throughput to losses.
 
 _FRAME_BYTES = MTU_BYTES + 14
 _BUCKET_S, _PIECE_S, _QUEUE_S = 0.5e-3, 0.13e-3, 16e-3
+_PIECE_OF_DELAY, _QUEUE_OF_DELAY = 0.05, 1.6
 _MOST_PIECE_BYTES = 65536
 
 
-def piece_bytes(rate: float | None) -> int:
-    """Return the largest piece (GSO) TCP may hand down to a link of that rate, bit/s; None for one without a limit."""
+def piece_bytes(rate: float | None, delay_s: float = 0.0) -> int:
+    """Return the largest piece (GSO) TCP may hand down to a link.
+
+    Args:
+        rate: Of the link, bit/s; None for one without a limit.
+        delay_s: Of the link, one way, seconds.
+    """
     if rate is None:
         return _MOST_PIECE_BYTES
-    return min(max(int(rate / 8 * _PIECE_S), 2 * _FRAME_BYTES), _MOST_PIECE_BYTES)
+    piece_s = max(_PIECE_S, _PIECE_OF_DELAY * delay_s)
+    return min(max(int(rate / 8 * piece_s), 2 * _FRAME_BYTES), _MOST_PIECE_BYTES)
 
 
-def bucket_bytes(rate: float) -> int:
-    """Return how much may go out at once after a pause over a link of that rate in bit/s."""
-    return max(int(rate / 8 * _BUCKET_S), 2 * piece_bytes(rate))
+def bucket_bytes(rate: float, delay_s: float = 0.0) -> int:
+    """Return how much may go out at once after a pause over a link; arguments as for `piece_bytes`."""
+    return max(int(rate / 8 * _BUCKET_S), 2 * piece_bytes(rate, delay_s))
 
 
-def limit(device: str, rate: float | None) -> list[str]:
-    """Return the commands for `tc` that give a device a rate in bit/s, or none.
+def limit(device: str, rate: float | None, delay_s: float = 0.0) -> list[str]:
+    """Return the commands for `tc` that give a device the rate of a link; arguments as for `piece_bytes`.
 
     What waits there is dropped: a frame larger than the new bucket would stay first in the queue for ever.
     """
     unlimited = f"qdisc replace dev {device} root pfifo limit 1000"
     if rate is None:
         return [unlimited]
-    queue_bytes = max(int(rate / 8 * _QUEUE_S), 64 * _FRAME_BYTES)
-    sizes = f"burst {bucket_bytes(rate)} limit {queue_bytes}"
+    queue_bytes = max(int(rate / 8 * max(_QUEUE_S, _QUEUE_OF_DELAY * delay_s)), 64 * _FRAME_BYTES)
+    sizes = f"burst {bucket_bytes(rate, delay_s)} limit {queue_bytes}"
     return [unlimited, f"qdisc replace dev {device} root tbf rate {rate:.0f}bit {sizes}"]
 
 
-def pieces(device: str, rate: float | None) -> list[str]:
-    """Return the commands for `ip` that bound what TCP hands down to a device at once."""
-    return [f"link set {device} gso_max_size {piece_bytes(rate)}"]
+def pieces(device: str, rate: float | None, delay_s: float = 0.0) -> list[str]:
+    """Return the commands for `ip` that bound what TCP hands down to a device at once; arguments as for `limit`."""
+    return [f"link set {device} gso_max_size {piece_bytes(rate, delay_s)}"]
 
 
 _SETTINGS = {
@@ -114,12 +123,13 @@ def build(lab: LabName, wiring: Wiring, rate: float | None) -> subprocess.Popen[
 
 def shape(lab: LabName, rates: Mapping[LabLink, float | None]) -> None:
     """Give links a rate in bit/s, or none, at both ends."""
-    attached = {end: pieces(end.device, rate) for link, rate in rates.items() for end in link.ends}
+    limits = {end: limit(end.device, rate, link.delay_s) for link, rate in rates.items() for end in link.ends}
+    attached = {end: pieces(end.device, rate, link.delay_s) for link, rate in rates.items() for end in link.ends}
     if any(end.node == SWITCH for end in attached):  # what a process at the switch hands down goes through the bridge
         slowest = min(rates.values(), key=lambda rate: math.inf if rate is None else rate)
         attached[LinkEnd(SWITCH, BRIDGE)] = pieces(BRIDGE, slowest)
     _on_ends(lab, "ip", attached)
-    _on_ends(lab, "tc", {end: limit(end.device, rate) for link, rate in rates.items() for end in link.ends})
+    _on_ends(lab, "tc", limits)
 
 
 def cut(lab: LabName, links: list[LabLink]) -> None:

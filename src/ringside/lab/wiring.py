@@ -37,10 +37,12 @@ class LabLink:
     Args:
         hosts: The hosts it joins, ascending; one for a host's link to the switch.
         ends: Its ends; the first is on the first host.
+        delay_s: How long a frame takes over it, one way, seconds.
     """
 
     hosts: tuple[int, ...]
     ends: tuple[LinkEnd, LinkEnd]
+    delay_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,8 @@ def star(hosts: int, delay_s: float) -> Wiring:
     setup: dict[str, tuple[str, ...]] = {node_of(host): (_address(host, 24),) for host in range(hosts)}
     ports = (f"link set {port.device} master {BRIDGE}" for _, port in ends)
     setup[SWITCH] = (*_bridge(BRIDGE), f"addr add {SWITCH_ADDRESS}/24 dev {BRIDGE}", *ports)
-    return Wiring(hosts, tuple(LabLink((host,), pair) for host, pair in enumerate(ends)), delay_s / 2, setup, {})
+    links = tuple(LabLink((host,), pair, delay_s / 2) for host, pair in enumerate(ends))
+    return Wiring(hosts, links, delay_s / 2, setup, {})
 
 
 def mesh(hosts: int, delay_s: float) -> Wiring:
@@ -128,7 +131,7 @@ def mesh(hosts: int, delay_s: float) -> Wiring:
     setup = {node_of(host): (*_bridge(INTERFACE), _address(host, 32)) for host in range(hosts)}
     routes = {node_of(host): [_route(host, peer) for peer in range(hosts) if peer != host] for host in range(hosts)}
     pairs = [(a, b) for a, b in combinations(range(hosts), 2)]
-    links = tuple(LabLink(pair, (_mesh_end(*pair), _mesh_end(*reversed(pair)))) for pair in pairs)
+    links = tuple(LabLink(pair, (_mesh_end(*pair), _mesh_end(*reversed(pair))), delay_s) for pair in pairs)
     return Wiring(hosts, links, delay_s, setup, routes)
 
 

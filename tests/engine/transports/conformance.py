@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringside.engine.transports.base import LinkError, LinkFailure, Transport
+from ringside.engine.transports.base import LinkError, LinkFailure, Links, Transport
 
 Array = np.ndarray[Any, Any]
 
@@ -141,7 +141,12 @@ def tells_where_it_is(t: Transport) -> None:
 def beside_each_other(t: Transport) -> None:
     """Messages of links beside these have an order of their own, whichever are sent, or have places, first."""
     right, left = (t.rank + 1) % t.size, (t.rank - 1) % t.size
-    other = t.open_channel()
+    for other in (t.open_channel(), t.open_channel(2), t.open_channel(1)):
+        in_two_orders(t, other, left, right)
+
+
+def in_two_orders(t: Transport, other: Links, left: int, right: int) -> None:
+    """Exchange messages of a transport and of links beside it with two neighbours."""
     places = {(which, k): place() for which in (0, 1) for k in range(3)}
     receives = [other.receive(left, places[1, k]) for k in range(3)]
     sends = [t.send(right, message(t.rank, 0, k)) for k in range(3)]
@@ -249,14 +254,15 @@ def closing_with_places_posted(t: Transport) -> None:
 
 def beside_it_nothing_works_afterwards(t: Transport) -> None:
     """Who waits on links beside those that fail hears of it, and of the same cause."""
-    other, peer = t.open_channel(), others(t)[-1]
+    beside, peer = [t.open_channel(), t.open_channel(1)], others(t)[-1]
     if t.rank == 0:
         t.fail(LinkFailure("left", 0))
-    with pytest.raises(LinkError) as raised:
-        other.receive(peer, place()).wait()
-    assert raised.value.cause == LinkFailure("left", 0)
-    with pytest.raises(LinkError):
-        other.send(peer, message(1)).wait()
+    for other in beside:
+        with pytest.raises(LinkError) as raised:
+            other.receive(peer, place()).wait()
+        assert raised.value.cause == LinkFailure("left", 0)
+        with pytest.raises(LinkError):
+            other.send(peer, message(1)).wait()
 
 
 FAILURES: dict[str, Callable[[Transport], None]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import signal
@@ -199,6 +200,38 @@ def test_everybody_hears_who_died() -> None:
     assert outcomes[2].exit_status == -signal.SIGKILL
     for rank in (0, 1, 3):
         assert outcomes[rank].value == LinkFailure("lost", 2)
+
+
+def waits_while_another_connection_breaks(path: str) -> LinkFailure:
+    """Each waits for the other on one of two connections, and the other one breaks."""
+    transport = peer_to_peer(path)
+    with watched_connections() as opened:
+        beside = transport.open_channel(1)
+    received = conformance.place()
+    arrival = beside.receive(1 - transport.rank, received)
+    beside.send(1 - transport.rank, conformance.message(transport.rank)).wait()
+    arrival.wait()
+    assert (received == conformance.message(1 - transport.rank)).all()
+    say("ready")
+    hear()
+    if transport.rank == 0:
+        for number, _ in opened.sockets:
+            with socket.socket(fileno=os.dup(number)) as sock, contextlib.suppress(OSError):
+                sock.getpeername()  # not one that listens
+                sock.shutdown(socket.SHUT_RDWR)
+    return conformance.heard(transport, 1 - transport.rank)
+
+
+def test_a_link_fails_with_any_of_its_connections() -> None:
+    with store_file() as path, Team(2) as team:
+        team.start(waits_while_another_connection_breaks, path)
+        team.await_word()
+        for rank in (0, 1):
+            team.tell(rank, "go")
+        outcomes = team.finish()
+    for outcome in outcomes:
+        assert outcome.value is not None, outcome.trace
+        assert outcome.value.kind == "lost"
 
 
 def gives_up_while_words_take_long(path: str) -> LinkFailure | None:

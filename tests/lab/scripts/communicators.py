@@ -8,6 +8,7 @@ import os
 import pathlib
 import sys
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -116,6 +117,19 @@ def interface_bytes() -> int:
     return sum(int(figures.split()[8]) for name, figures in rows if name.strip() != "lo")
 
 
+def over_a_long_link() -> None:
+    """Tell how many connections a link has, and whether sums over them are right."""
+    with ringside.communicator(timeout=60) as comm:
+        between: Any = comm.buckets
+        exchange, fine = between.across.exchange, []
+        for algorithm in (None, "ring", "direct", "tree"):
+            for elements in (1, 1000, 700_001):
+                x = torch.arange(float(elements)) % 1000 + rank
+                comm.all_reduce(x, algorithm=algorithm)
+                fine.append(bool((x == torch.arange(float(elements)) % 1000 * size + sum(range(size))).all()))
+        tell([exchange.connections, all(fine)])
+
+
 def until_a_host_vanishes() -> None:
     comm = ringside.communicator(timeout=60)
     x = torch.ones(1000)
@@ -132,5 +146,6 @@ def until_a_host_vanishes() -> None:
     os._exit(0)
 
 
-DOES = {job.__name__: job for job in (grouped, at_the_switch, once, buckets, by_a_light_wire, until_a_host_vanishes)}
+JOBS = (grouped, at_the_switch, once, buckets, by_a_light_wire, over_a_long_link, until_a_host_vanishes)
+DOES = {job.__name__: job for job in JOBS}
 DOES[sys.argv[1]](*sys.argv[2:])

@@ -164,7 +164,8 @@ class EngineContext:
         plan = plan_messages(spec.schedule(len(self.rank_map.hosts)), self.rank_map.host)
         if plan.switches or not plan.finished or elements < 2 * least:
             return None
-        return lay_out(plan, elements, least, self.block_elements(reduction.dtype), lanes, self.rank_map.local_size)
+        block, ahead = self.block_elements(reduction.dtype), self.exchange.window - 1
+        return lay_out(plan, elements, least, block, lanes, self.rank_map.local_size, ahead)
 
     def message_size(self, spec: AlgorithmSpec, elements: int, reduction: Reduction) -> MessageSize:
         """Return how large the messages are in which a tensor goes over hosts in pieces."""

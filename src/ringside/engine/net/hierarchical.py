@@ -25,6 +25,7 @@ from ringside.engine.net import attribution
 from ringside.engine.net.blocks import exchange_once, reduce_in_blocks, steps_of
 from ringside.engine.net.context import EngineContext, HostSlices, NativeAllReduce
 from ringside.engine.net.exchange.exchange import Channels, Exchange, ExchangeRequest, Fold
+from ringside.engine.net.exchange.in_flight import InFlight
 from ringside.engine.net.exchange.pipeline import SegmentPipeline
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.run import ExchangeRun
@@ -168,7 +169,7 @@ class HierarchicalEngine:
         self._timeout_s = timeout_s
         self._broken: SyncError | None = None  # what every later call raises
         self.small: dict[SmallKey, PersistentSmall | None] = {}
-        self._large: dict[tuple[int, int, Reduction, AlgorithmSpec, float | None], PersistentLarge] = {}
+        self._large: dict[tuple[int, int, Reduction, AlgorithmSpec, float | None, int], PersistentLarge] = {}
         self._interruptible = self.interruptible()
         exchange.transport.waits_inside = self._absent_rank
         exchange.transport.on_failure = self._abort_others
@@ -284,8 +285,9 @@ class HierarchicalEngine:
         """
         if spec.over == "ranks" or spec.algorithm == NATIVE:
             return None
-        # The rate of links decides the size of messages (`size_of`), so another one is another all-reduce.
-        key = (address, elements, reduction, spec, self.exchange.bytes_per_s)
+        # The rate of links decides the size of messages (`size_of`), and their number on the way their order: where
+        # these are others it is another all-reduce.
+        key = (address, elements, reduction, spec, self.exchange.bytes_per_s, self.exchange.window)
         large = self._large.pop(key, None) or self._make_large(address, elements, reduction, spec)
         if large is None:
             return None
@@ -332,6 +334,22 @@ class HierarchicalEngine:
         count = elements if spec.over == "ranks" else min(elements, context.block_elements(reduction.dtype))
         exchanging = functools.partial(exchange_once, context)
         steps_of(context, spec, address_of(memory), count, reduction, signature_of(reduction, count), exchanging)
+
+    def widen(self, needed: InFlight) -> None:
+        """Have more on its way on each link from now on, never less. A collective.
+
+        Args:
+            needed: What long links are to have on their way, as all ranks have agreed.
+        """
+        exchange = self.exchange
+        places, connections = max(needed.places, exchange.window), max(needed.connections, exchange.connections)
+        if (places, connections) == (exchange.window, exchange.connections):
+            return
+        if exchange.transport.size > self.rank_map.size:
+            return  # a reducer at the switch has not timed the links, and would not take part
+        self.wait_all()
+        with self.attributing_errors("connecting"):
+            self.channels.widen(places, connections)
 
     def pieces_from_bytes(self, wire: Wire | None) -> int:
         """Return from how many bytes on float32 goes over hosts in pieces, by most schedules; over leaders it is less.

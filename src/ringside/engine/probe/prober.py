@@ -26,6 +26,7 @@ from ringside.engine.cost.model import Cluster
 from ringside.engine.cost.network import CostNetwork, Floats
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.exchange.exchange import HopTiming
+from ringside.engine.net.exchange.in_flight import LONG_S, InFlight
 from ringside.engine.net.exchange.signature import CollectiveSignature
 from ringside.engine.net.exchange.wire import Wire
 from ringside.engine.net.hierarchical import HierarchicalEngine
@@ -90,6 +91,8 @@ _U8, _F32, _F64 = int(DType.uint8), int(DType.float32), int(DType.float64)
 _SUM, _MAX = int(ReduceOp.sum), int(ReduceOp.max)
 _SHARE = AlgorithmSpec("recursive_doubling")
 _LOCAL_BYTES = 1 << 20
+_BULKS = 6  # of a long link, of two segments each: a window that doubles has room for two by the third
+_ROUND_TRIPS = 16  # that they may take, by a first idea of the rate that may be one segment in one round trip
 
 Messages = Sequence[tuple[int, int, int]]
 """What goes in one round: (sender, receiver, chunk) of each, by numbers of vertices."""
@@ -136,12 +139,15 @@ class Probe:
             link look slow now and then, nothing makes a slow one look fast.
         rate_spread: Of the bulks of each link, (90th - 10th percentile) / median, float64 [n, n].
         alone: Bytes per second of each link with nothing else under way, float64 [n, n]; None: not timed.
+        shortest_s: The shortest of each link's latencies that were timed, seconds, float64 [n, n]: a busy machine makes
+            links look longer, but never shorter. None: not known.
     """
 
     network: CostNetwork
     upper: Floats
     rate_spread: Floats
     alone: Floats | None = None
+    shortest_s: Floats | None = None
 
     @property
     def rates(self) -> Floats:
@@ -153,6 +159,14 @@ class Probe:
         """Bytes per second of most links, the median; None where there are none."""
         links = self.rates[~np.eye(len(self.rates), dtype=np.bool_)]
         return float(np.median(links)) if len(links) else None
+
+    @property
+    def round_trip_bytes(self) -> float:
+        """Rate x round trip of the long link that holds most, bytes; 0: none is long."""
+        if self.shortest_s is None:
+            return 0.0
+        long = self.shortest_s >= LONG_S
+        return float((2 * self.network.latency_s[long] * self.rates[long]).max(initial=0.0))
 
     @property
     def better_order(self) -> tuple[int, ...]:
@@ -195,25 +209,25 @@ class Prober:
         self._began = self.clock()
         turns = round_robin(len(self.vertices))
         # Latency and a first idea of the rate, from which follows how much to send for an exact one.
-        latency, rates = self._time_pings(turns)
+        latency, rates, shortest = self._time_pings(turns)
         segment = self.across.exchange.segment_bytes
         segments = np.clip(np.ceil(rates * self.effort.bulk_s / segment) + 1, 3, self.effort.most_bytes // segment)
         sizes: NDArray[np.int64] = (segments * segment).astype(np.int64)
-        _, upper, rate_spread = self._bulks(turns, sizes, rates)
+        _, upper, rate_spread = self._bulks(turns, sizes, rates, shortest)
         alone = None
         if self.effort.alone:
-            alone, above, _ = self._bulks([[pair] for turn in turns for pair in turn], sizes, rates)
+            alone, above, _ = self._bulks([[pair] for turn in turns for pair in turn], sizes, rates, shortest)
             upper = np.maximum(upper, above)
         upper = remeasure_slow_links(self, upper, rates)
         # A machine that is busy elsewhere takes from the rate of the moment, not from the link.
-        return Probe(self._network(latency, upper), upper, rate_spread, alone)
+        return Probe(self._network(latency, upper), upper, rate_spread, alone, shortest)
 
     # -------------------------------------------------------------------------------------------- turns
 
-    def _time_pings(self, turns: Sequence[Sequence[tuple[int, int]]]) -> tuple[Floats, Floats]:
-        """Return latency and a first idea of the rate of each link."""
+    def _time_pings(self, turns: Sequence[Sequence[tuple[int, int]]]) -> tuple[Floats, Floats, Floats]:
+        """Return latency, a first idea of the rate, and the shortest latency of each link."""
         n, segment = len(self.vertices), self.across.exchange.segment_bytes
-        found = np.zeros((2, n, n))
+        found = np.zeros((3, n, n))
         for turn, pairs in enumerate(turns):
             late = turn > 0 and not self._in_time(0.5)
             back = [(b, a) for a, b in pairs]
@@ -223,31 +237,43 @@ class Prober:
             for a, b in pairs:
                 if self._me == a and len(trips):
                     found[0, a, b] = found[0, b, a] = np.median(trips) / 2
+                    found[2, a, b] = found[2, b, a] = np.min(trips) / 2
             for direction in (pairs, back):
                 for hop in self._run([_one_way(direction)], [2 * segment]):
                     found[1, self.vertices.index(hop.src), self._me] = arrival_rate([hop], segment)
-        latency, rates = self.total(found)
-        return latency, rates
+        latency, rates, shortest = self.total(found)
+        return latency, rates, shortest
 
     def _bulks(
-        self, turns: Sequence[Sequence[tuple[int, int]]], sizes: NDArray[np.int64], known: Floats
+        self, turns: Sequence[Sequence[tuple[int, int]]], sizes: NDArray[np.int64], known: Floats, latency: Floats
     ) -> tuple[Floats, Floats, Floats]:
-        """Return the rate of each link, the upper quartile of it, and its spread."""
-        segment, limit_s = self.across.exchange.segment_bytes, max(0.1, 10 * self.effort.bulk_s)
+        """Return the rate of each link, the upper quartile of it, and its spread.
+
+        A new connection sends little in its first round trips, and so does one that was idle for a while. On long links
+        the first idea of a rate is of that: there the bulks of a link follow each other without a pause, with a place
+        for all, and none is left out. Those that the opening window cuts in two are slow, the others are not.
+        """
+        segment, repeats = self.across.exchange.segment_bytes, self.effort.repeats
+        long = len(turns) > 0 and float(np.median(latency[~np.eye(len(latency), dtype=np.bool_)])) >= LONG_S
+        bulks, repeated = (_BULKS, [*turns]) if long else (1, [*turns] * repeats)
+        if long:
+            self.across.widen(InFlight(2 * bulks, 1))
+            sizes = np.full_like(sizes, 2 * segment)
+        # Of a link so slow that even three segments take long, the first idea is as good.
+        limit_s = max(0.1, 10 * self.effort.bulk_s) + (_ROUND_TRIPS * 2 * latency if long else 0.0 * latency)
+        is_quick = known * limit_s > (2 * bulks if long else 3) * segment
         seen: defaultdict[int, list[float]] = defaultdict(list)
-        for _ in range(self.effort.repeats):
-            if not self._in_time(0.75):
+        for number, pairs in enumerate(repeated):
+            if not long and number % len(turns) == 0 and not self._in_time(0.75):
                 break
-            for pairs in turns:
-                if self.effort.alone:  # those that have nothing to do wait here, and so for no longer than one turn
-                    self.most(np.zeros(1))
-                for direction in (pairs, [(b, a) for a, b in pairs]):
-                    # Of a link so slow that even three segments take long, the first idea is as good.
-                    quick = [(a, b) for a, b in direction if known[a, b] * limit_s > 3 * segment]
-                    mine = [pair for pair in quick if self._me in pair]
-                    size = int(sizes[mine[0]]) if mine else 0
-                    for hop in self._run([_one_way(quick)], [size]) if quick else []:
-                        seen[self.vertices.index(hop.src)].append(arrival_rate([hop], segment))
+            if self.effort.alone:  # those that have nothing to do wait here, and so for no longer than one turn
+                self.most(np.zeros(1))
+            for direction in (pairs, [(b, a) for a, b in pairs]):
+                quick = [(a, b) for a, b in direction if is_quick[a, b]]
+                mine = [pair for pair in quick if self._me in pair]
+                size = int(sizes[mine[0]]) if mine else 0
+                for hop in self._run([_one_way(quick)] * bulks, [size]) if quick else []:
+                    seen[self.vertices.index(hop.src)].append(arrival_rate([hop], segment))
         found = np.zeros((3, *sizes.shape))
         for src, got in seen.items():
             low, middle, upper, high = np.percentile(got, (10, 50, 75, 90))

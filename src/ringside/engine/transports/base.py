@@ -93,10 +93,13 @@ class Transport(Links, Protocol):
     waits_inside: Callable[[], int]
     on_failure: Callable[[], object]
 
-    def open_channel(self) -> Links:
+    def open_channel(self, connection: int = 0) -> Links:
         """Return links to the same vertices whose messages have an order of their own: those of another thread.
 
-        All vertices call this equally often. What fails there, fails here, and the other way round.
+        All vertices call this alike. What fails there, fails here, and the other way round.
+
+        Args:
+            connection: Over which of the connections between two vertices they travel; it is made if there is none.
         """
 
     def fail(self, cause: LinkFailure) -> LinkFailure:

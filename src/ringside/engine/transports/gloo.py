@@ -31,11 +31,11 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ringside.engine.transports.abort import AbortChannel, AbortListener, AbortNotice, find_disagreement, find_late
 from ringside.engine.transports.base import NOBODY, Bytes, Kept, Kind, LinkError, LinkFailure
 from ringside.engine.transports.gloo_internals import (
+    Connections,
     breakage,
     close_connections,
     end_wait,
     patient_io_threads,
-    stands,
     watched_connections,
 )
 
@@ -122,13 +122,15 @@ class GlooTransport:
         self._operation: object = ""
         self._since = time.monotonic()
         self._timeout = datetime.timedelta(seconds=timeout_s)
-        gloo: Any = dist.ProcessGroupGloo
-        joining = datetime.timedelta(seconds=joining_s)
+        self._store, self._joining = store, datetime.timedelta(seconds=joining_s)
+        # Every group has one connection to each peer; the sockets of those that carry messages are watched.
+        self._groups: list[Any] = []
+        self._sockets: list[Connections] = []
         try:
-            with watched_connections() as self._connections, patient_io_threads():
-                self._group = gloo(PrefixStore("data", store), rank, size, joining)
+            self._connect("data")
+            gloo: Any = dist.ProcessGroupGloo
             with watched_connections(), patient_io_threads():
-                notices = gloo(PrefixStore("words", store), rank, size, joining)
+                notices = gloo(PrefixStore("words", store), rank, size, self._joining)
         except RuntimeError as error:
             raise LinkError(LinkFailure("lost", NOBODY), str(error).partition("\n")[0][:300]) from None
         self._notices = AbortChannel(notices, rank, size)
@@ -155,32 +157,45 @@ class GlooTransport:
 
     def send(self, peer: int, data: Bytes | Kept) -> _Message:
         """Start sending; see `Transport`."""
-        return self._send(self._own, _DATA, peer, data)
+        return self._send(self._groups[0], self._own, _DATA, peer, data)
 
     def receive(self, peer: int, into: Bytes | Kept) -> _Message:
         """Start receiving; see `Transport`. That the peer has left is an error only of the wait for the message."""
-        return self._receive(self._own, _DATA, peer, into)
+        return self._receive(self._groups[0], self._own, _DATA, peer, into)
 
     def set_timeout(self, timeout_s: float) -> None:
         """Wait so long for every message from now on, seconds."""
         self._timeout = datetime.timedelta(seconds=timeout_s)
 
-    def open_channel(self) -> _Channel:
+    def open_channel(self, connection: int = 0) -> _Channel:
         """Return messages with an order of their own; see `Transport`."""
+        try:
+            while len(self._groups) <= connection:
+                self._connect(f"data/{len(self._groups)}")
+        except RuntimeError as error:
+            raise self._error(NOBODY, error) from None
         self._waits.append(OpenWait())
-        return _Channel(self, self._waits[-1], _CHANNEL + len(self._waits) - 2)
+        return _Channel(self, self._groups[connection], self._waits[-1], _CHANNEL + len(self._waits) - 2)
 
-    def _send(self, wait: OpenWait, tag: int, peer: int, data: Bytes | Kept) -> _Message:
+    def _connect(self, name: str) -> None:
+        """Make a connection to every peer, which all of them make at the same time."""
+        gloo: Any = dist.ProcessGroupGloo
+        with watched_connections() as sockets, patient_io_threads():
+            group = gloo(PrefixStore(name, self._store), self.rank, self.size, self._joining)
+        self._groups.append(group)
+        self._sockets.append(sockets)
+
+    def _send(self, group: Any, wait: OpenWait, tag: int, peer: int, data: Bytes | Kept) -> _Message:
         try:
             kept = data if data.__class__ is list else [torch.from_numpy(data)]
-            return _Message(self, wait, peer, self._group.send(kept, peer, tag))
+            return _Message(self, wait, peer, group.send(kept, peer, tag))
         except RuntimeError as error:
             raise self._error(peer, error) from None
 
-    def _receive(self, wait: OpenWait, tag: int, peer: int, into: Bytes | Kept) -> _Message:
+    def _receive(self, group: Any, wait: OpenWait, tag: int, peer: int, into: Bytes | Kept) -> _Message:
         try:
             kept = into if into.__class__ is list else [torch.from_numpy(into)]
-            work = self._group.recv(kept, peer, tag)
+            work = group.recv(kept, peer, tag)
         except RuntimeError as error:
             work = _Refused(error)
         return _Message(self, wait, peer, work)
@@ -243,7 +258,7 @@ class GlooTransport:
             peer: The vertex.
             or_left: It counts as lost though it left in good order.
         """
-        if stands(self._group, peer):
+        if not self._breakage(peer):
             return False
         return or_left or (notice := self._notices.of(peer)) is None or not notice.goodbye
 
@@ -256,12 +271,12 @@ class GlooTransport:
         if notice is None and cause.vertex == NOBODY:
             peers = [peer for peer in range(self.size) if peer != self.rank]
             deadline = time.monotonic() + _NOTICED_S
-            while not (broken := [peer for peer in peers if not stands(self._group, peer)]):
+            while not (broken := [peer for peer in peers if self._breakage(peer)]):
                 if (notice := self._notices.first(_POLL_S)) is not None or time.monotonic() > deadline:
                     return notice, cause
             lost = [peer for peer in broken if self._notices.of(peer) is None]
             cause = LinkFailure("lost", lost[0] if lost else broken[0])
-        if notice is None and "by peer" in breakage(self._group, cause.vertex):
+        if notice is None and "by peer" in self._breakage(cause.vertex):
             # "Connection closed by peer", or reset: not the network. If its other connection stands it has not died but
             # aborted, or left in good order, and its notice is on its way.
             deadline = time.monotonic() + _NOTICE_UNDER_LOAD_S
@@ -273,7 +288,8 @@ class GlooTransport:
     def _end_waits(self) -> None:
         """Close all connections, and end the waits for messages that outlast them."""
         self._over = True  # a wait that begins after this is short
-        close_connections(self._group)
+        for group in self._groups:
+            close_connections(group)
         for wait in self._waits:
             end_wait(wait.work)
 
@@ -282,10 +298,18 @@ class GlooTransport:
 
         The probe ends a connection that is silent, once it is not acknowledged.
         """
-        for peer in long_awaited(self._waits, self._connections.some_closed, time.monotonic()):
-            if broken := breakage(self._group, peer):
+        for peer in long_awaited(self._waits, self._some_closed, time.monotonic()):
+            if broken := self._breakage(peer):
                 self.fail(LinkFailure(_kind_of(broken), peer))  # Gloo may not end the wait by itself
                 return
+
+    def _some_closed(self) -> bool:
+        """Return whether a connection was closed since this was true."""
+        return any(sockets.some_closed() for sockets in self._sockets)
+
+    def _breakage(self, peer: int) -> str:
+        """Return how a connection to a peer broke; "": they stand, as far as is known (`gloo_internals.breakage`)."""
+        return next(filter(None, (breakage(group, peer) for group in self._groups)), "")
 
     def _error(self, peer: int, error: RuntimeError) -> LinkError:
         text = str(error)
@@ -315,6 +339,7 @@ class _Channel:
     """Messages of a `GlooTransport` with an order of their own: those of another tag."""
 
     transport: GlooTransport
+    group: Any
     waits: OpenWait
     tag: int
 
@@ -324,11 +349,11 @@ class _Channel:
 
     def send(self, peer: int, data: Bytes | Kept) -> _Message:
         """Start sending; see `Links`."""
-        return self.transport._send(self.waits, self.tag, peer, data)
+        return self.transport._send(self.group, self.waits, self.tag, peer, data)
 
     def receive(self, peer: int, into: Bytes | Kept) -> _Message:
         """Start receiving; see `Links`."""
-        return self.transport._receive(self.waits, self.tag, peer, into)
+        return self.transport._receive(self.group, self.waits, self.tag, peer, into)
 
 
 class _Message:

@@ -24,6 +24,7 @@ import numpy as np
 from ringside._core.enums import DType, ReduceOp
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.dtypes import ITEM_BYTES
+from ringside.engine.net.exchange.in_flight import connection_bytes, connections_allowed, in_flight
 from ringside.engine.net.exchange.wire import Wire
 from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.net.reduction import Reduction
@@ -231,9 +232,18 @@ class Tuner:
             _log.info("selection %s in %.2f s: %s", source, self.startup_s, ", ".join(choices))
 
     def _time_links(self) -> Probe:
-        """Time the links; how large messages are depends on what they carry (`exchange.message_size`)."""
+        """Time the links: from what they carry follows how large messages are, and how many are on their way."""
         probe = self._prober.probe()
-        self._across.exchange.bytes_per_s = probe.usual_rate
+        across = self._across
+        across.exchange.bytes_per_s = probe.usual_rate
+        if held := probe.round_trip_bytes:
+            # As many connections for all as the host with the smallest buffers needs, if all have room for them.
+            own = [connection_bytes(), connections_allowed(across.rank_map.size - 1)]
+            buffer_bytes, most = (-self._prober.most(-np.array(own, dtype=np.float64))).tolist()
+            across.widen(in_flight(held, across.exchange.segment_bytes, buffer_bytes, most))
+            if self._rank0.is_here:
+                sent = across.exchange
+                _log.info("links hold %s: messages %d, connections %d", size(held), sent.window, sent.connections)
         return probe
 
     def begin_trial(self, elements: int, reduction: Reduction, choice: AlgorithmSpec) -> bool:

@@ -8,6 +8,7 @@ device           Schedules on the device where the tensors are: point-to-point o
                  on GPUs
 exchange         One vertex's links to the others, and what stays between collectives: receive buffers, counters,
                  sizes of messages; channels, each with a thread of its own
+in_flight        How many messages a long link has on their way, and over how many connections
 message_size     How large the messages of a collective are
 ordering         In which order segments are sent and received, so that every link stays busy
 persistent       A small collective on one vertex, worked out beforehand: what is left to be done is to send, to wait

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ringside.engine.dtypes import ITEM_BYTES
@@ -22,9 +22,12 @@ from ringside.engine.net.exchange.signature import CollectiveSignature, MessageH
 from ringside.engine.net.exchange.wire import Wire
 from ringside.engine.runtime.worker import Work, Worker
 from ringside.engine.transports.base import Bytes, Links, Transport
+from ringside.engine.transports.striping import StripedLinks
 from ringside.schedule import Schedule
 
 HOPS_KEPT = 1 << 16
+USUAL_WINDOW = 4
+"""Messages per link whose buffers are posted ahead, where links are not long."""
 _LARGEST_ITEM = max(ITEM_BYTES)
 _RECENT = 4  # jobs that may still be under way: two channels, and the one before on each
 
@@ -90,17 +93,24 @@ class Exchange:
         hops: When what came from whom, the latest `HOPS_KEPT`.
         sent_bytes: By peer, headers included.
         bytes_per_s: What a link carries, as all vertices have agreed between two collectives; None: not known.
+        window: As given, until `widen` is called.
+        connections: Over how many the messages of a link take turns.
     """
 
     def __init__(
-        self, transport: Transport, *, segment_bytes: int = 1 << 18, window: int = 4, links: Links | None = None
+        self,
+        transport: Transport,
+        *,
+        segment_bytes: int = 1 << 18,
+        window: int = USUAL_WINDOW,
+        links: Links | None = None,
     ) -> None:
         self.transport = transport
         self.links: Links = transport if links is None else links
         self.segment_bytes = max(segment_bytes, _LARGEST_ITEM)
         self.hops: deque[HopTiming] = deque(maxlen=HOPS_KEPT)
         self.sent_bytes: defaultdict[int, int] = defaultdict(int)
-        self.window = window
+        self.window, self.connections = window, 1
         self.bytes_per_s: float | None = None
         self.largest = MessageSize(self.segment_bytes, window)
         self._receive_buffers: dict[int, ReceiveBuffers] = {}
@@ -113,10 +123,31 @@ class Exchange:
 
         All vertices call this alike. Hops of both are noted together; each counts what it has sent.
         """
-        links = self.transport.open_channel()
+        links = self._open_links() if self.connections > 1 else self.transport.open_channel()
         other = Exchange(self.transport, segment_bytes=self.segment_bytes, window=self.window, links=links)
-        other.hops = self.hops
+        other.hops, other.connections, other.largest = self.hops, self.connections, self.largest
         return other
+
+    def widen(self, places: int, connections: int) -> None:
+        """Have more messages on their way from now on; all vertices call this alike, between two collectives.
+
+        Args:
+            places: Messages per link whose buffers are posted ahead; no fewer than now.
+            connections: Over how many they take turns; no fewer than now.
+        """
+        if connections > self.connections:
+            # Between two collectives a peer has posted just the buffers of `window` messages, if it ever posted any:
+            # this vertex has sent to it then. They come as before; every later message finds its buffer by its number.
+            posted = {key // 2: self.window for key in self._seq if key % 2}
+            self.connections = connections
+            self.links = self._open_links(self.links, posted)
+        for buffers in self._receive_buffers.values():
+            buffers.widen(self.links, places)
+        self.window, self.largest = places, MessageSize(self.segment_bytes, places, ahead=2 * places)
+
+    def _open_links(self, before: Links | None = None, posted: Mapping[int, int] | None = None) -> StripedLinks:
+        connections = [self.transport.open_channel(connection) for connection in range(self.connections)]
+        return StripedLinks(connections, before, posted)
 
     # -------------------------------------------------------------------------------------------- sizes of messages
 
@@ -217,6 +248,11 @@ class Channels:
         while len(self._exchanges) <= channel:
             self._exchanges.append(self._exchanges[0].open_channel())
         return self._exchanges[channel]
+
+    def widen(self, places: int, connections: int) -> None:
+        """Have more messages on their way on every channel; see `Exchange.widen`."""
+        for exchange in self._exchanges:
+            exchange.widen(places, connections)
 
     def submit(self, job: Callable[[], None], channel: int = 0) -> Work:
         """Run a job on a channel's thread, after those before it."""

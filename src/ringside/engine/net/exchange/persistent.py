@@ -139,7 +139,7 @@ class PersistentExchange:
             seq = self._exchange.next_seq(message.peer, sending=True)
             message.memory[:_SEQ_BYTES].view(np.uint64)[0] = seq
         ctypes.memmove(message.address, self._address, len(self._chunk))
-        message.pending = self._exchange.transport.send(message.peer, message.kept)
+        message.pending = self._exchange.links.send(message.peer, message.kept)
         self._exchange.sent_bytes[message.peer] += len(message.memory)
 
 

@@ -24,8 +24,8 @@ _PIECES = 16  # of a tensor, unless they would be smaller than a message for eac
 _READY = 3  # pieces that are added up before messages need them
 PATIENCE_S = 0.02  # messages that are held up elsewhere hold up no adding up
 AHEAD = 3
-"""Segments of this vertex's own that are sent before the one is received that comes at the same time: what is fed in
-piece by piece is added up when messages need it, and no sooner."""
+"""Segments of this vertex's own that are sent before the one is received that comes at the same time, unless links are
+long: what is fed in piece by piece is added up when messages need it, and no sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,9 @@ def lane_bounds(count: int, lanes: int, local_ranks: int) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=64)
-def lay_out(plan: MessagePlan, elements: int, least: int, most: int, lanes: int, local_ranks: int) -> SegmentLayout:
+def lay_out(
+    plan: MessagePlan, elements: int, least: int, most: int, lanes: int, local_ranks: int, ahead: int = AHEAD
+) -> SegmentLayout:
     """Cut a tensor; the same one is cut only once.
 
     Args:
@@ -75,6 +77,7 @@ def lay_out(plan: MessagePlan, elements: int, least: int, most: int, lanes: int,
         most: Of a piece.
         lanes: Ranks of each host that carry a part.
         local_ranks: Ranks of this host.
+        ahead: Segments of this vertex's own that are sent before the one is received that comes at the same time.
     """
     size = min(max(elements // _PIECES, least, 1), max(most, 1))
     bounds = chunk_bounds(elements, plan.chunks)
@@ -86,7 +89,7 @@ def lay_out(plan: MessagePlan, elements: int, least: int, most: int, lanes: int,
         by_chunk.append([Piece(chunk, a, lane_bounds(b - a, lanes, local_ranks)) for a, b in itertools.pairwise(edges)])
     return SegmentLayout(
         tuple(piece for pieces in by_chunk for piece in pieces),
-        tuple(as_needed(plan, by_chunk, -(-AHEAD * least // max(size, least, 1)))),
+        tuple(as_needed(plan, by_chunk, -(-ahead * least // max(size, least, 1)))),
         tuple(piece for chunk in chunks_ended(plan) for piece in by_chunk[chunk]),
     )
 

@@ -92,6 +92,14 @@ class ReceiveBuffers:
             self._make(size_bytes)
         self._small_count = max(count, self._small_count)
 
+    def widen(self, links: Links, window: int) -> None:
+        """Post more large buffers, between two collectives; from now on all of them on the given links."""
+        self._links = links
+        for _ in range(window - self.window):
+            self._make(self._large_bytes)
+        self.window = window
+        self.post(window)
+
     def _make(self, size_bytes: int) -> None:
         buffer = np.empty(size_bytes, dtype=np.uint8)
         self._kept[id(buffer)] = self._links.keep(buffer)

@@ -22,9 +22,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ringside.engine.buffers import address_of
-from ringside.engine.net.exchange.exchange import Exchange, ExchangeRequest, HopTiming
+from ringside.engine.net.exchange.exchange import USUAL_WINDOW, Exchange, ExchangeRequest, HopTiming
 from ringside.engine.net.exchange.message_size import MessageSize
-from ringside.engine.net.exchange.pipeline import AHEAD, SegmentPipeline
+from ringside.engine.net.exchange.pipeline import SegmentPipeline
 from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, PackedMessage, ReceiveQueue, SharedRequest
 from ringside.engine.net.exchange.route import Length, Parts, ReceiveSegment, route_of
 from ringside.engine.net.exchange.signature import MessageHeader, SignatureMismatch
@@ -104,8 +104,14 @@ class ExchangeRun:
         self.leaving: defaultdict[tuple[int, int], list[Pending]] = defaultdict(list)  # sends that read a segment
         self.done: list[int] = [0] * len(plan.dependents)  # by receive, how many of its segments have been written
         self.round = 0 if self.route.apart else _EVERY_ROUND  # of which and of those before it messages are sent
-        self.horizon = (0, AHEAD) if feed is not None and self.route.order is None else _NO_HORIZON
-        self.send_queues = {dst: _SendQueue(self.peers[dst], messages) for dst, messages in self.route.sends}
+        self.ahead = exchange.window - 1  # segments of its own that are sent before the one that comes at the same time
+        self.horizon = (0, self.ahead) if feed is not None and self.route.order is None else _NO_HORIZON
+        sends: Sequence[tuple[int, Sequence[tuple[int, Parts]]]] = self.route.sends
+        if exchange.window > USUAL_WINDOW:
+            # Of several receivers every vertex begins with the next one after it: what a long link has on its way is so
+            # much that all of it at one receiver at once would not fit the queues before that one's link.
+            sends = sorted(sends, key=lambda each: (each[0] - self.me) % plan.schedule.vertices)
+        self.send_queues = {dst: _SendQueue(self.peers[dst], messages) for dst, messages in sends}
         self.receive_queues: dict[int, ReceiveQueue] = {}
         self.packed: dict[int, PackedMessage | None] = {}  # of the round under way, by sender
         self.packed_chunks: Mapping[int, int] = {}  # how many chunks each of these carries
@@ -136,7 +142,7 @@ class ExchangeRun:
                 self._enter_round(step.number)
                 self.packed, self.packed_chunks = dict.fromkeys(step.bundled), step.bundled
                 for index, receives in enumerate(step.segments):
-                    self._set_horizon((step.number, index + AHEAD))
+                    self._set_horizon((step.number, index + self.ahead))
                     for receive in receives:
                         self._receive(receive)
             self._enter_round(_EVERY_ROUND)

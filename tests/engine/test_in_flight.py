@@ -1,0 +1,277 @@
+"""What long links have on their way, and how all ranks come to it in the middle of their collectives."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.networks import uniform
+from tests.support.thread_transport import Switchboard, Threads
+
+from ringside.engine.algorithm import AlgorithmSpec
+from ringside.engine.dtypes import DTYPES
+from ringside.engine.net.exchange import in_flight as limits
+from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.net.exchange.in_flight import InFlight, connection_bytes, connections_allowed, in_flight
+from ringside.engine.net.exchange.pipeline import AHEAD
+from ringside.engine.net.hierarchical import HierarchicalEngine
+from ringside.engine.net.rank_map import RankMap
+from ringside.engine.net.reduction import Reduction
+from ringside.engine.probe.prober import Effort, Probe, Prober
+from ringside.engine.transports.base import Bytes, Kept, LinkFailure
+from ringside.engine.tuner.selector import Tuner
+
+from .threaded import NativeByThreads, NoNative, on_threads
+
+MB = 1 << 20
+FLOAT32 = DTYPES.index("float32")
+
+
+# ------------------------------------------------------------------------------------------------ how much
+
+
+def test_a_link_holds_half_as_much_again_as_rate_times_round_trip() -> None:
+    gigabit = 119.5e6
+    assert in_flight(gigabit * 10e-3, MB // 2, 4 * MB, 99) == InFlight(6, 1)
+    assert in_flight(gigabit * 40e-3, MB // 2, 4 * MB, 99) == InFlight(16, 2)
+    assert in_flight(gigabit * 40e-3, MB // 2, 4 * MB, 1) == InFlight(16, 1), "there is no room for more"
+    assert in_flight(gigabit * 40e-3, MB // 2, 1, 99) == InFlight(16, 8), "eight will have to do"
+    assert in_flight(gigabit, MB // 2, 1e12, 99) == InFlight(64, 1)
+    assert in_flight(1.0, MB // 2, 4 * MB, 99) == InFlight(3, 1)
+
+
+def test_what_a_connection_holds_is_what_the_kernel_lets_its_buffers_grow_to(tmp_path: Path) -> None:
+    assert connection_bytes(tmp_path) == 4 * MB, "not said"
+    (tmp_path / "tcp_wmem").write_text("4096\t16384\t5000000\n")
+    assert connection_bytes(tmp_path) == 5_000_000
+    (tmp_path / "tcp_rmem").write_text("4096\t131072\t6000000\n")
+    assert connection_bytes(tmp_path) == 3_000_000
+    (tmp_path / "tcp_rmem").write_text("4096\n")
+    assert connection_bytes(tmp_path) == 5_000_000
+
+
+def test_connections_take_a_quarter_of_what_a_process_may_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (1024, 4096))
+    assert [connections_allowed(peers) for peers in (1, 63, 64, 300)] == [256, 4, 4, 1]
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (limits.resource.RLIM_INFINITY,) * 2)
+    assert connections_allowed(10**6) == 8
+
+
+def test_only_long_links_count() -> None:
+    def held(latency_s: float) -> float:
+        network = uniform(3, latency_s, 1e-8)
+        none = np.zeros((3, 3))
+        assert Probe(network, network.rates, none).round_trip_bytes == 0.0, "not known"
+        return Probe(network, network.rates, none, shortest_s=network.latency_s).round_trip_bytes
+
+    assert held(0.0019) == 0.0
+    assert held(0.02) == pytest.approx(0.04 * 1e8)
+
+
+# ------------------------------------------------------------------------------------------------ in a job
+
+
+def fresh(path: Path) -> dict[str, str]:
+    """Return what makes a tuner measure."""
+    return {"RINGSIDE_SELECTION": "fresh", "RINGSIDE_CACHE_DIR": str(path)}
+
+
+WAYS = ("ring", "tree*4", "direct", "recursive_doubling", "two_tree", "halving_doubling")
+
+
+def sums(engine: HierarchicalEngine, turns: int) -> None:
+    """All-reduce tensors of all kinds, and compare."""
+    ranks = engine.rank_map.size
+    for turn in range(turns):
+        count = (300_000, 7, 40_000)[turn % 3]
+        x = np.arange(count, dtype=np.float32) % 89 + engine.rank_map.rank + turn
+        name = WAYS[turn % len(WAYS)]
+        engine.all_reduce(x.ctypes.data, count, Reduction(FLOAT32, 0), AlgorithmSpec.parse(name))
+        assert (x == (np.arange(count) % 89 + turn) * ranks + ranks * (ranks - 1) / 2).all(), f"{name}, {count}"
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_connections_and_places_are_added_between_two_collectives(ranks: int) -> None:
+    """Some links have carried something by then and others have not; ranks go on as soon as they like."""
+
+    def job(engine: HierarchicalEngine) -> list[tuple[int, int]]:
+        found = []
+        for needed in (InFlight(4, 1), InFlight(7, 3), InFlight(5, 2), InFlight(9, 4)):
+            engine.widen(needed)
+            found.append((engine.exchange.window, engine.exchange.connections))
+            sums(engine, 7)
+        other = engine.channels.exchange(1)  # made now, it has as many
+        assert (other.window, other.connections, other.largest) == (9, 4, engine.exchange.largest)
+        return found
+
+    for found in on_threads(ranks, job, segment_bytes=1 << 14):
+        assert found == [(4, 1), (7, 3), (7, 3), (9, 4)], "never fewer"
+
+
+def test_a_channel_beside_is_widened_too() -> None:
+    def job(engine: HierarchicalEngine) -> None:
+        beside = engine.channels.exchange(1)
+        engine.widen(InFlight(6, 2))
+        assert (beside.window, beside.connections) == (6, 2)
+
+    on_threads(2, job)
+
+
+class Short(Prober):
+    """Finds links of a machine room."""
+
+    def probe(self) -> Probe:
+        """Return them."""
+        network = uniform(2, 1e-4, 1 / 118e6)
+        return Probe(network, network.rates, np.zeros((2, 2)), shortest_s=network.latency_s)
+
+
+def test_no_link_is_touched_where_none_is_long(tmp_path: Path) -> None:
+    """One connection, as many places as ever, and nothing between the interpreter and the transport."""
+
+    def job(engine: HierarchicalEngine) -> None:
+        Tuner(engine, environ=fresh(tmp_path), prober=Short(engine)).start()
+        exchange = engine.exchange
+        assert exchange.links is exchange.transport
+        assert (exchange.window, exchange.connections) == (AHEAD + 1, 1)
+
+    on_threads(2, job)
+
+
+def test_a_reducer_at_the_switch_is_not_asked_to_take_part() -> None:
+    board = Switchboard(3)
+    rank_map = RankMap(0, ((0,), (1,)), ("a", "b"), ("", ""))
+    engine = HierarchicalEngine(rank_map, Exchange(Threads(board, 0)), None, NoNative(), timeout_s=1)
+    engine.widen(InFlight(9, 4))
+    assert (engine.exchange.window, engine.exchange.connections) == (4, 1)
+
+
+# ------------------------------------------------------------------------------------------------ far away
+
+
+class Far(Threads):
+    """Messages take a while, each way."""
+
+    def __init__(self, board: Switchboard, rank: int, delay_s: float) -> None:
+        super().__init__(board, rank)
+        self.delay_s = delay_s
+        self.orders_sent: Counter[int] = Counter()
+        self.under_way: queue.SimpleQueue[tuple[float, int, Bytes, int] | None] = queue.SimpleQueue()
+        self.carrier = threading.Thread(target=self.deliver, daemon=True)
+        self.carrier.start()
+
+    def deliver(self) -> None:
+        """Put every message where it is received, when it is time."""
+        while (message := self.under_way.get()) is not None:
+            due, peer, data, order = message
+            time.sleep(max(due - time.monotonic(), 0.0))
+            self.board.post(self.rank, peer, data, receiving=False, order=order)
+
+    def send(self, peer: int, data: Bytes | Kept) -> Any:
+        """It has left at once."""
+        return self.send_in(self.order, peer, data)
+
+    def send_in(self, order: int, peer: int, data: Bytes | Kept) -> Any:
+        """Send a message of an order."""
+        data = data[0] if isinstance(data, list) else data
+        self.orders_sent[order] += 1
+        self.under_way.put((time.monotonic() + self.delay_s, peer, data.copy(), order))
+        return Left()
+
+    def open_channel(self, connection: int = 0) -> Threads:
+        """Return messages with an order of their own."""
+        other, far = super().open_channel(connection), self
+
+        class Beside(Threads):
+            def send(self, peer: int, data: Bytes | Kept) -> Any:
+                return far.send_in(self.order, peer, data)
+
+        return Beside(other.board, other.rank, order=other.order)
+
+
+class Left:
+    def wait(self) -> None:
+        """It has."""
+
+
+def far_engines(n: int, delay_s: float, job: Any) -> list[Any]:
+    """Run a job on n ranks that are far from each other; return what each returned."""
+    board, own = Switchboard(n), Switchboard(n)
+    results: list[Any] = [None] * n
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        rank_map = RankMap(rank, tuple((r,) for r in range(n)), tuple(f"host{r}" for r in range(n)), ("",) * n)
+        far = Far(board, rank, delay_s)
+        exchange = Exchange(far, segment_bytes=1 << 16)
+        engine = HierarchicalEngine(rank_map, exchange, None, NativeByThreads(own, rank), timeout_s=20)
+        try:
+            results[rank] = job(engine)
+        except BaseException as error:
+            errors.append(error)
+            board.fail(LinkFailure("left", rank))
+        finally:
+            far.under_way.put(None)
+            far.carrier.join()
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+        assert not thread.is_alive(), "a rank does not end"
+    if errors:
+        raise errors[0]
+    return results
+
+
+def test_all_ranks_agree_on_what_a_long_link_has_on_its_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What the ranks' own systems allow differs: the least counts."""
+    allowed = iter([10_000, 20_000, 15_000])
+    guard = threading.Lock()
+
+    def least() -> int:
+        with guard:
+            return next(allowed)
+
+    monkeypatch.setattr("ringside.engine.tuner.selector.connection_bytes", least)
+    monkeypatch.setattr("ringside.engine.tuner.selector.connections_allowed", lambda peers: 3)
+
+    def job(engine: HierarchicalEngine) -> Any:
+        tuner = Tuner(engine, environ=fresh(tmp_path))
+        tuner.start()
+        assert tuner.probe is not None
+        sums(engine, 6)
+        held = in_flight(tuner.probe.round_trip_bytes, 1 << 16, 10_000, 3)
+        far = engine.exchange.transport
+        assert isinstance(far, Far)
+        return (engine.exchange.window, engine.exchange.connections), held, len(far.orders_sent)
+
+    for found, held, orders in far_engines(3, 4e-3, job):
+        assert found == held
+        assert found[1] == 3
+        assert orders == 1 + 3, "before, and over three connections"
+
+
+def test_bulks_of_a_long_link_follow_each_other_and_none_is_left_out() -> None:
+    """Its connection is not idle between them, and its first idea of the rate is one of a window that opens."""
+    late = Effort(pings=3, bulk_s=1e-3, repeats=2, budget_s=0.0, flood=False, again=0)
+
+    def job(engine: HierarchicalEngine) -> list[int]:
+        Prober(engine, effort=late).probe()
+        segments = 2 * engine.exchange.segment_bytes
+        return [hop.src for hop in engine.exchange.hops if hop.size_bytes == segments]
+
+    near = on_threads(3, job, segment_bytes=1 << 16)
+    assert [len(sources) for sources in near] == [2, 2, 2], "a first idea, and no time for more"
+    for rank, sources in enumerate(far_engines(3, 4e-3, job)):
+        others = sorted({0, 1, 2} - {rank})
+        assert sorted(sources[:2]) == others
+        assert sorted(sources[2:]) == sorted(6 * others)
+        assert len(set(sources[2:8])) == len(set(sources[8:])) == 1
