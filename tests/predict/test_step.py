@@ -101,7 +101,7 @@ def test_a_single_micro_batch_pays_every_transfer_twice():
     assert found.seconds.value == pytest.approx(4 * COMPUTE_S + 2 * 3 * 1.0)
 
 
-@pytest.mark.parametrize(("inside", "transfers"), [(None, 2), (LinkClass("nvlink4", 1e-6, 4e11), 1)])
+@pytest.mark.parametrize(("inside", "transfers"), [(None, 2), (LinkClass("nvlink", 1e-6, 4e11), 1)])
 def test_two_stages_of_1f1b_swap_tensors_at_once_on_nccl_and_one_after_the_other_on_gloo(inside, transfers):
     """Stage 0: F, F, swap, B, receive, B; stage 1: receive, F, B, swap, F, B."""
     hosts = replace(FLAT, ranks_per_host=(1, 1), inside=inside)
