@@ -127,6 +127,7 @@ def context(rank: int = 0, *, reducers: int = 0, segment_bytes: int = 1024) -> E
     transport = SimpleNamespace(size=7 + reducers)
     sizes = SimpleNamespace(
         transport=transport,
+        window=4,
         segment_of=lambda item, wire: segment_bytes // item * item,
         size_of=lambda schedule, size_bytes, item, wire: (schedule.name, size_bytes, item, wire),
     )

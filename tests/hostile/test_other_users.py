@@ -217,7 +217,7 @@ def forged_offset(offset: int, region: int) -> list[float]:
         x[:] = 1
         if comm.rank == 1:  # it says that its tensor lies where it has no memory
             lies = Storage((0, 0), -1, x.ctypes.data - offset, x.nbytes)
-            patch.setattr(comm.memory, "register", lambda storage: (region, False))
+            patch.setattr(comm.memory, "register", lambda storage, address: (region, address - storage.address, False))
             comm.all_reduce_storage(flatten(x), lies, scale=1.0, stamp_ns=0)
         else:
             comm.all_reduce(x)

@@ -78,7 +78,7 @@ def test_a_lab_that_cannot_be_built_leaves_nothing(monkeypatch: pytest.MonkeyPat
     from ringside.errors import RingsideError
     from ringside.lab import network as shaping
 
-    monkeypatch.setattr(shaping, "limit", lambda device, rate: [f"qdisc replace dev {device} root no-such-filter"])
+    monkeypatch.setattr(shaping, "limit", lambda device, *_: [f"qdisc replace dev {device} root no-such-filter"])
     with pytest.raises(RingsideError, match="tc refused a command"), Lab(hosts=2):
         pass
     assert namespaces_of(f"ringside-{os.getpid()}") == []
