@@ -6,6 +6,7 @@ A line is a record. Up to v4.2 each has its header; from v4.3 on a `dump_stats` 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 
 import msgspec
@@ -90,7 +91,7 @@ class _Line(msgspec.Struct, gc=False):
 
 
 _DECODER = msgspec.json.Decoder(_Line)
-_HEADER_DECODER = msgspec.json.Decoder(_Header | None)
+_HEADER_DECODER = msgspec.json.Decoder(_Header)
 
 
 def matches(source: Source) -> bool:
@@ -110,38 +111,38 @@ def _read_log(source: Source, calls: Calls) -> Note:
     entries = messages = proxies = damaged = 0
     with source.open() as stream:
         for batch in line_batches(stream):
-            # Millions of lines come through this loop: they are noted many at a time, by header and function.
+            # Millions of lines come through this loop: they are noted many at a time, by rank and function.
             lines, broken = decoded(batch, _DECODER)
             damaged += broken
-            perfs: dict[tuple[str, str, int], list[_Perf]] = {}
+            perfs: dict[tuple[str, int], dict[str, list[_Perf]]] = defaultdict(dict)
+            functions = perfs[header.id, header.rank] if header is not None else {}
             written: list[int] = []
             for line in lines:
                 if line.header != recorded and line.header:
                     # the same one stands in thousands of lines: it is decoded where it changes
                     try:
-                        header = _HEADER_DECODER.decode(line.header) or header
+                        header = _HEADER_DECODER.decode(line.header)
                     except UNDECODABLE:
                         damaged += 1
                         continue
                     recorded = line.header
+                    functions = perfs[header.id, header.rank]
                 if header is None:
                     damaged += 1
                     continue
                 if line.metadata is not None:
                     metadata = line.metadata
                     written.append(metadata.dump_timestamp_us)
-                communicator, rank = header.id, header.rank
                 if (perf := line.coll_perf) is not None:
-                    key = communicator, perf.coll, rank
-                    if key in perfs:
-                        perfs[key].append(perf)
-                    else:
-                        perfs[key] = [perf]
-                        calls.join(communicator, rank, header.n_ranks, metadata.process)
+                    alike = functions.get(perf.coll)
+                    if alike is None:
+                        alike = functions[perf.coll] = []
+                        calls.join(header.id, header.rank, header.n_ranks, metadata.process)
+                    alike.append(perf)
                 elif (proxy := line.proxy_trace) is not None:
                     proxies += 1
                     if proxy.direction == "send" and proxy.record_type != "proxy_op_start":
-                        link = calls.link(Link(communicator, rank, proxy.peer))
+                        link = calls.link(Link(header.id, header.rank, proxy.peer))
                         # an operation's own figures are the sums of its steps'
                         for step in [proxy] if proxy.record_type == "proxy_step" else proxy.steps:
                             link.nbytes += step.trans_size_bytes
@@ -151,18 +152,19 @@ def _read_log(source: Source, calls: Calls) -> Note:
                 elif line.p2p_perf is not None:
                     messages += 1
                 elif line.dump_stats is not None:
-                    calls.join(communicator, rank, header.n_ranks, metadata.process)
-                    if (communicator, rank) in calls.members:
-                        calls.dropped[communicator, rank] = line.dump_stats.coll_dropped_total
+                    calls.join(header.id, header.rank, header.n_ranks, metadata.process)
+                    if (header.id, header.rank) in calls.members:
+                        calls.dropped[header.id, header.rank] = line.dump_stats.coll_dropped_total
             for moment in filter(None, (min(filter(None, written), default=0), max(written, default=0))):
                 calls.wrote(moment / 1e6)
-            for key, found in perfs.items():
+            grouped = [(own, name, found) for own, by_name in perfs.items() for name, found in by_name.items()]
+            for (communicator, rank), function, found in grouped:
                 entries += len(found)
                 starts: Sequence[float] = [UNKNOWN] * len(found)
                 took: Sequence[float] = [perf.coll_exec_time_us / 1e6 for perf in found if perf.event_trace_ts is None]
                 if len(took) < len(found):
                     starts, took = zip(*map(_times, found), strict=True)
-                calls.stream(*key).extend([perf.coll_sn for perf in found], starts, took)
+                calls.stream(communicator, function, rank).extend([perf.coll_sn for perf in found], starts, took)
     parts = [counted(entries, "collective")]
     parts += [counted(messages, "message")] if messages else []
     parts += [counted(proxies, "proxy trace")] if proxies else []

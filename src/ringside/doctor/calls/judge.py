@@ -216,7 +216,7 @@ def _last_comers(
     for function, shared in common.items():
         end = row + len(shared)
         for rank, (numbers, index) in enumerate(indexes[function]):
-            picked = np.searchsorted(numbers, shared)
+            picked = np.searchsorted(numbers, shared) if len(numbers) > len(shared) else np.arange(len(shared))
             picked = picked if index is None else index[picked]
             start_s[row:end, rank] = np.frombuffer(functions[function][rank].start_s)[picked]
             took_s[row:end, rank] = np.frombuffer(functions[function][rank].took_s)[picked]
