@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import zygote
 
 pytest.importorskip("torch")
 
@@ -35,7 +35,7 @@ def train(lab: Lab, path: Path, engine: str, steps: int, meanwhile: Callable[[],
     thread.start()
     try:
         lab.run(
-            [sys.executable, str(SCRIPTS / "slow_link.py")],
+            [zygote.python(), str(SCRIPTS / "slow_link.py")],
             {"OUT": str(path / "run"), "ENGINE": engine, "STEPS": str(steps)},
             timeout_s=LIMIT_S,
             after_failure_s=10,
@@ -112,7 +112,7 @@ def test_a_link_that_our_engine_goes_around_is_noted_in_the_run(lab_factory: Lab
     thread.start()
     try:
         env = {"OUT": str(run), "SETTLED": str(settled), "RINGSIDE_SELECTION": "fresh"}
-        lab.run([sys.executable, str(SCRIPTS / "revised.py")], env, timeout_s=LIMIT_S, after_failure_s=10).check()
+        lab.run([zygote.python(), str(SCRIPTS / "revised.py")], env, timeout_s=LIMIT_S, after_failure_s=10).check()
     finally:
         over.set()
         thread.join()
