@@ -193,7 +193,7 @@ def _be_program(asked: Mapping[str, Any], descriptors: Sequence[int], python: st
         for number, descriptor in zip(asked["inherited"], moved, strict=True):
             os.dup2(descriptor, number)
             os.close(descriptor)
-        resource_tracker._resource_tracker._fd = None  # the zygote's is among them
+        resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]  # the zygote's is among them
         sys.executable = python
         os.setsid()
         os.environ.clear()
