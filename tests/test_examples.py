@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support import zygote
 from tests.support.ranks import run_script
 
 from ringside import _core
@@ -19,10 +20,18 @@ pytest.importorskip("torch")
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
-def torchrun(*arguments: str, directory: Path) -> str:
-    """Run torchrun with two ranks in `directory` and return what they wrote to stdout."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", *arguments]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
+def torchrun(*arguments: str, directory: Path, python: str = "") -> str:
+    """Run torchrun with two ranks in `directory` and return what they wrote to stdout.
+
+    Args:
+        arguments: Its own.
+        directory: Where.
+        python: What runs it and its ranks; "": they are forked.
+    """
+    python = python or zygote.python()
+    command = [python, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", *arguments]
+    quiet = {"OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
+    environ = {**os.environ, **quiet, "PYTHON_EXEC": python}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=directory, env=environ)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -43,7 +52,9 @@ def test_all_examples_are_run_here() -> None:
 
 
 def test_train_ddp(tmp_path: Path) -> None:
-    out = torchrun(str(EXAMPLES / "train_ddp.py"), "--steps", "60", directory=tmp_path).splitlines()
+    """The one that is started as a user starts it."""
+    words = (str(EXAMPLES / "train_ddp.py"), "--steps", "60")
+    out = torchrun(*words, directory=tmp_path, python=sys.executable).splitlines()
     first, last = (float(word) for word in out[0].removeprefix("loss ").split(" -> "))
     assert last < 0.5 * first
     if _core.available():
@@ -56,8 +67,9 @@ def test_train_ddp(tmp_path: Path) -> None:
 
 
 def test_survive_under_keepers(tmp_path: Path) -> None:
+    """Of keepers and their workers the one that is started as a user starts it."""
     arguments = ("-m", "ringside.survive", str(EXAMPLES / "survive.py"), "--steps", "40")
-    first, second = torchrun(*arguments, directory=tmp_path).splitlines()
+    first, second = torchrun(*arguments, directory=tmp_path, python=sys.executable).splitlines()
     before, after = (float(word) for word in first.removeprefix("loss ").split(" -> "))
     assert after < before
     assert second == "40 steps, 2512 samples, each once"
@@ -77,7 +89,7 @@ def test_between_hosts_in_the_lab(tmp_path: Path) -> None:
         pytest.skip(reason)
     with Lab(hosts=2, ranks_per_host=2) as lab:
         env = {"RINGSIDE_SELECTION": "fresh"}
-        result = lab.run([sys.executable, str(EXAMPLES / "between_hosts.py")], env, timeout_s=90).check()
+        result = lab.run([zygote.python(), str(EXAMPLES / "between_hosts.py")], env, timeout_s=90).check()
     lines = result.ranks[0].stdout.splitlines()
     assert lines[:2] == ["4 ranks on 2 hosts", "sum 6, mean over samples 2.6087, even ranks [0, 2]"]
     assert lines[2].startswith("4 MiB: ")

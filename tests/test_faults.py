@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.quotas import quota_or_skip
+from tests.support import zygote
 from tests.support.waiting import Clock
 
 from ringside.commands import demo
@@ -442,13 +443,13 @@ def test_a_halt_comes_in_the_middle_of_backward(fault):
     assert len(seen) == 1, "it was taken off"
 
 
-def injected_process(spec):
-    command = [sys.executable, Path(__file__).parent / "scripts" / "injected.py", spec]
+def injected_process(spec, python=sys.executable):
+    command = [python, Path(__file__).parent / "scripts" / "injected.py", spec]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def test_a_kill_is_sigkill():
-    process = injected_process("kill:rank=0,at_step=0")
+    process = injected_process("kill:rank=0,at_step=0", zygote.python())
     out, _ = process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL
     assert b"alive" not in out
@@ -465,7 +466,7 @@ def test_a_stop_is_sigstop_and_can_be_undone():
 
 
 def test_a_rank_that_hangs_still_hears_sigterm():
-    process = injected_process("hang:rank=0,at_step=0")
+    process = injected_process("hang:rank=0,at_step=0", zygote.python())
     assert process.stdout.readline() == b"ready\n"
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.5)

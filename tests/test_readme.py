@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support import zygote
 from tests.support.pages import anchors, parse
 
 from ringside.commands import GROUPS
@@ -63,7 +64,7 @@ def test_python_blocks_run(tmp_path):
     program = f"{model}{ddp}model(torch.ones(1, 3)).sum().backward()\n{alone}print('ENDED', float(x.sum()))\n"
     place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     result = subprocess.run(
-        [sys.executable, "-c", program],
+        [zygote.python(), "-c", program],
         cwd=tmp_path,
         env={**os.environ, **place},
         capture_output=True,

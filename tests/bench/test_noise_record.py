@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from bench.common import ROOT
+from bench.common import ROOT, module_command
+from bench.detection import record
 from bench.detection.record import LOG_STEP, PHASES, VITALS, Job, decode, encode, jobs, run
 from bench.detection.recorded import DAY, conditions, healthy_jobs, oracle, poisson_ends, score, with_faults
+from tests.support import zygote
 from tests.support.waiting import free_port
 
 
@@ -83,7 +86,8 @@ def test_poissons_interval() -> None:
 
 
 @pytest.mark.native
-def test_a_job_becomes_arrays(tmp_path: Path) -> None:
+def test_a_job_becomes_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "module_command", partial(module_command, python=zygote.python()))
     cores = sorted(os.sched_getaffinity(0))[:2]
     job = Job(2, "mlp", "ringside", "quiet", 0.5, "slow:rank=1,factor=1.5,from_step=8")
     (found,) = run(job, cores, tmp_path, free_port())

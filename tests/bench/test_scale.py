@@ -15,6 +15,7 @@ from bench.scale.page import page
 from bench.scale.rank import Heard
 from bench.scale.replay import Turn, recorded, replay
 from tests.doctor.shared_data import shared
+from tests.support import zygote
 from tests.support.ranks import run_script
 
 from ringside.errors import UsageError
@@ -23,7 +24,8 @@ from ringside.monitor import detect
 
 def outcome_of(folder: Path, name: str, *words: object) -> dict[str, Any]:
     """Run a job in a fresh process, which forks its ranks before it has any thread."""
-    (ended,) = run_script(1, Path(__file__).parent / "scripts" / "scale_run.py", folder, name, *words, limit_s=120.0)
+    script, python = Path(__file__).parent / "scripts" / "scale_run.py", [zygote.python()]
+    (ended,) = run_script(1, script, folder, name, *words, python=python, limit_s=120.0)
     assert ended.status == 0, ended.err
     result: dict[str, Any] = json.loads(ended.out.splitlines()[-1])
     return result

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.support import zygote
 from tests.support.waiting import until
 
 from ringside.lab import Lab
@@ -29,10 +30,10 @@ def corpus(tmp_path):
 
 
 def test_a_healthy_demo_says_so_and_compares_with_gloo(tmp_path, corpus):
+    """As a user starts it, with torchrun; only its ranks are forked."""
     path = tmp_path / "run"
-    status, out, err = launched.run(
-        *TINY, "--inject", "none", "--steps", 60, "--run-dir", path, "--corpus", corpus, NO_COLOR="1"
-    )
+    words = (*TINY, "--inject", "none", "--steps", 60, "--run-dir", path, "--corpus", corpus)
+    status, out, err = launched.run(*words, NO_COLOR="1", PYTHON_EXEC=zygote.python())
     found = launched.summary(path)
     # Others on the machine may slow a rank down for a while: then that is said, and the status says it, too. (Healthy
     # ranks are accused of nothing: see test_real_runs.py, where steps need no processor.)
@@ -156,8 +157,9 @@ def test_a_rank_that_hangs_is_named_and_the_demo_ends(tmp_path, fault):
 
 
 def stopped_as_started(path, signum, _):
-    """Stop a demo that was started as a user does, with torchrun."""
-    process = launched.start(*QUICK, "--inject", "none", "--steps", 1_000_000, "--run-dir", path)
+    """Stop one that was started as a user does, with torchrun; only its ranks are forked."""
+    words = (*QUICK, "--inject", "none", "--steps", 1_000_000, "--run-dir", path)
+    process = launched.start(*words, PYTHON_EXEC=zygote.python())
     until(launched.while_running(process, lambda: launched.has_steps(path)))
     process.send_signal(signum)
     return launched.finish(process)

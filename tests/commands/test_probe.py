@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support import zygote
 from tests.support.schemas import departures
 
 from ringside.commands import build_parser
@@ -15,16 +16,17 @@ from ringside.engine.probe.prober import Probe
 from ringside.errors import UsageError
 from ringside.lab import Lab
 
-from . import launched
-
-# Only this verb: others may not be importable where their extras are missing.
-COMMAND = [sys.executable, str(Path(__file__).parent / "scripts" / "one_verb.py"), "probe"]
 IN_A_LAB = pytest.mark.skipif(bool(Lab.unavailable()), reason=Lab.unavailable() or "a lab can be had")
 
 
 def run(*argv: str) -> int:
     args = build_parser(verbs=("probe",)).parse_args(["probe", *argv])
     return int(args.command.run(args))
+
+
+def command(*flags: str) -> list[str]:
+    """Return that of a rank; only this verb: others may not be importable where their extras are missing."""
+    return [zygote.python(), str(Path(__file__).parent / "scripts" / "one_verb.py"), "probe", *flags]
 
 
 def outcome(n: int = 4, slow: dict[tuple[int, int], float] | None = None, **more):
@@ -118,9 +120,13 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]):
     assert "$ ringside lab --hosts 4 --wiring mesh -- ringside probe" in capsys.readouterr().out
 
 
-def test_local_ranks_are_started_and_probed(tmp_path):
+def test_local_ranks_are_started_and_probed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
     path = tmp_path / "topology.json"
-    status, out, err = launched.run("probe", "-n", 2, "--quick", "--json", "-o", path)
+    monkeypatch.setattr(sys, "executable", zygote.python())  # what its ranks are started by
+    status = run("-n", "2", "--quick", "--json", "-o", str(path))
+    out, err = capfd.readouterr()
     data = json.loads(out)
     assert status == (0 if data["ok"] else 1), err
     assert data == json.loads(path.read_text())
@@ -134,7 +140,7 @@ def test_local_ranks_are_started_and_probed(tmp_path):
 def test_a_slow_mesh_link_is_found_and_another_ring_is_timed():
     with Lab(hosts=4, ranks_per_host=2, rate="1gbit", wiring="mesh") as lab:
         lab.set_rate("250mbit", link=(1, 2))
-        result = lab.run([*COMMAND, "--json", "--order", "0,3,2,1"], timeout_s=100)
+        result = lab.run(command("--json", "--order", "0,3,2,1"), timeout_s=100)
     assert {rank.status for rank in result.ranks} == {1}
     data = json.loads(result.ranks[0].stdout)
     slowest = data["slow"][0]  # on a busy machine another may look slow beside it
@@ -153,7 +159,7 @@ def test_a_slow_mesh_link_is_found_and_another_ring_is_timed():
 def test_a_link_that_is_down_is_named_by_both_hosts():
     with Lab(hosts=3, rate="1gbit", wiring="mesh") as lab:
         lab.cut(link=(1, 2))
-        result = lab.run([*COMMAND, "--timeout", "6"], timeout_s=60)
+        result = lab.run(command("--timeout", "6"), timeout_s=60)
     assert {rank.status for rank in result.ranks} == {1}
     assert not result.timed_out
     (line,) = result.ranks[0].stdout.splitlines()
@@ -166,7 +172,7 @@ def test_a_link_that_is_down_is_named_by_both_hosts():
 def test_a_host_that_rank_0_cannot_reach_is_said_on_both_ends():
     with Lab(hosts=3, rate="1gbit", wiring="mesh") as lab:
         lab.cut(link=(0, 2))
-        result = lab.run([*COMMAND, "--timeout", "5"], timeout_s=60)
+        result = lab.run(command("--timeout", "5"), timeout_s=60)
     assert not result.timed_out
     assert "rank 2 did not reach rank 0" in result.ranks[0].stdout
     assert "does not reach rank 0 at" in result.ranks[2].stderr

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +18,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.pytorch.groups import communicator, meeting_point
-from tests.support.ranks import Outcome, Team, hear, outcomes_of, place, run_script, say
+from tests.support import zygote
+from tests.support.ranks import PYTHON, Outcome, Team, hear, outcomes_of, place, run_script, say
 
 import ringside
 from ringside.errors import ClosedError, PeerLostError, SyncError
@@ -409,7 +409,10 @@ def test_nothing_grows() -> None:
 
 @pytest.mark.parametrize("end", ["at once", "waited", "without its group", "forgotten"])
 def test_a_script_that_does_not_close_ends_well(end: str, tmp_path: Path) -> None:
-    for rank, ended in enumerate(run_script(2, SCRIPTS / "ends_without_close.py", tmp_path / "store", end)):
+    """One is started as a user starts it; the others are forked, and end as it does."""
+    python = PYTHON if end == "at once" else [zygote.python()]
+    script = SCRIPTS / "ends_without_close.py"
+    for rank, ended in enumerate(run_script(2, script, tmp_path / "store", end, python=python)):
         assert (ended.status, ended.out) == (0, "end\n"), f"rank {rank}: {ended}"
         assert "terminate" not in ended.err
 
@@ -418,7 +421,8 @@ def test_a_script_that_does_not_close_ends_well(end: str, tmp_path: Path) -> Non
 def test_a_script_whose_native_all_reduce_broke_off_ends_soon(number: str, told: str, tmp_path: Path) -> None:
     """A thread of Gloo's may still wait for the rest of a message, until its time is over: nobody waits for that."""
     # It is given 60 of the 300 seconds.
-    ended = run_script(3, SCRIPTS / "native_breaks_off.py", tmp_path / "store", number)
+    script, python = SCRIPTS / "native_breaks_off.py", [zygote.python()]
+    ended = run_script(3, script, tmp_path / "store", number, python=python)
     assert ended[1].status == -signal.SIGKILL
     first = told if number == "SIGKILL" else "interrupted"
     assert (ended[0].status, ended[0].out) == (0, f"{first}\n"), ended[0]
@@ -444,7 +448,8 @@ def test_a_host_that_vanishes(form: str, count: int) -> None:
                 if len(ready) == 4:
                     lab.cut(host=2)
 
-        result = lab.run([sys.executable, str(SCRIPTS / "vanishes.py"), form, str(count)], timeout_s=150, sink=sink)
+        command = [zygote.python(), str(SCRIPTS / "vanishes.py"), form, str(count)]
+        result = lab.run(command, timeout_s=150, sink=sink)
     for rank in result.ranks[:3]:
         assert rank.stdout.endswith("]\n"), (rank.stdout, rank.stderr)
         kind, ranks, message = json.loads(rank.stdout.splitlines()[-1])

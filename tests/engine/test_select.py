@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -11,6 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from tests.support import zygote
 from tests.support.networks import uniform
 
 from ringside._core.enums import DType, ReduceOp
@@ -856,7 +856,7 @@ def test_a_mesh_link_cut_to_a_quarter_is_answered_within_twenty_collectives(tmp_
                 go.touch()
 
         result = lab.run(
-            [sys.executable, str(script), str(go)],
+            [zygote.python(), str(script), str(go)],
             {"RINGSIDE_CACHE_DIR": str(tmp_path), "RINGSIDE_SELECTION": "", "PYTHONUNBUFFERED": "1"},
             timeout_s=100,
             after_failure_s=5,

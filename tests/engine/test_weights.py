@@ -36,6 +36,7 @@ def expected(inputs: list[np.ndarray], dtype: str, weights: list[float], algorit
 
 
 def means(way: bool) -> list[int]:
+    """Return a digest of every result, which is the same on all ranks: one of them, in turn, asks the oracle."""
     digests = []
     with communicator(segment_bytes=4096) as comm:
         weights = samples(comm.size)
@@ -45,16 +46,17 @@ def means(way: bool) -> list[int]:
                 for algorithm in (None, "one_shot", "direct", "ring"):
                     for mapped in (False, True):
                         for given in (weights, weights[comm.rank]):
-                            inputs = [elements(dtype, count, rank) for rank in range(comm.size)]
-                            x = inputs[comm.rank].copy()
+                            x = mine = elements(dtype, count, comm.rank)
                             if mapped:
                                 x = memory[: x.nbytes].view(x.dtype)
-                                x[:] = inputs[comm.rank]
+                                x[:] = mine
                             y = as_argument(x, dtype)
                             z = comm.all_reduce(y, "avg", way, algorithm=algorithm, weights=given)
                             assert (z.result() if way else z) is y
-                            wrong = difference(x, expected(inputs, dtype, weights, algorithm), dtype)
-                            assert not wrong, (dtype, count, algorithm, mapped, wrong)
+                            if comm.rank == len(digests) % comm.size:
+                                inputs = [elements(dtype, count, rank) for rank in range(comm.size)]
+                                wrong = difference(x, expected(inputs, dtype, weights, algorithm), dtype)
+                                assert not wrong, (dtype, count, algorithm, mapped, wrong)
                             digests.append(digest(x))
     return digests
 

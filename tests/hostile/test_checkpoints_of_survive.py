@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tests.support import zygote
 
 torch = pytest.importorskip("torch")
 
@@ -195,7 +196,7 @@ def test_one_that_was_written_without_digests_of_files_is_read(tmp_path):
 
 def test_what_a_writer_that_was_killed_left_is_removed_by_the_next(tmp_path):
     script = Path(__file__).parent / "scripts" / "killed_writer.py"
-    killed = subprocess.run([sys.executable, script, tmp_path], timeout=120)
+    killed = subprocess.run([zygote.python(), script, tmp_path], timeout=120)
     assert killed.returncode == -signal.SIGKILL
     assert len(names(tmp_path)) == 1
     Checkpoints(tmp_path).write(tree(8))

@@ -9,6 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support import zygote
+
 from ringside import _core
 from ringside.monitor.run.directory import RunReader
 from ringside.monitor.run.records import StepRecord
@@ -38,10 +40,20 @@ class Trained:
         return next(line for line in self.out.splitlines() if line.startswith("gradients reduced by"))
 
 
-def train(script: Path, run: Path, *, steps: int, start: tuple[str, ...] = TORCHRUN, **environ: str) -> Trained:
-    """Train `steps` steps on two ranks and return what was recorded in `run`."""
-    command = [sys.executable, *start, "--nproc-per-node", "2", str(script), "--steps", str(steps)]
+def train(script: Path, run: Path, *, steps: int, start: tuple[str, ...] = (), **environ: str) -> Trained:
+    """Train `steps` steps on two ranks and return what was recorded in `run`.
+
+    Args:
+        script: What trains.
+        run: The run directory.
+        steps: How many.
+        start: What is started; default: a torchrun that is forked, as ranks are in any case.
+        environ: More of the environment.
+    """
+    python = sys.executable if start else zygote.python()
+    command = [python, *(start or TORCHRUN), "--nproc-per-node", "2", str(script), "--steps", str(steps)]
     quiet = {"OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1", "RINGSIDE_RUN_DIR": str(run)}
+    quiet["PYTHON_EXEC"] = zygote.python()
     without = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "RINGSIDE")}
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=LIMIT_S, cwd=run.parent, env={**without, **quiet, **environ}

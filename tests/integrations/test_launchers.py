@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import zygote
 from tests.support.waiting import free_port
 
 pytest.importorskip("torch")
@@ -114,7 +115,8 @@ def test_the_manifests_command_trains(tmp_path: Path) -> None:
     run = tmp_path / "run"
     told = environ(
         PET_NNODES=str(trainer["numNodes"]), PET_NPROC_PER_NODE="1", PET_MASTER_ADDR="127.0.0.1",
-        PET_MASTER_PORT=str(free_port()), **{variable["name"]: str(run) for variable in trainer["env"]},
+        PET_MASTER_PORT=str(free_port()), PYTHON_EXEC=zygote.python(),
+        **{variable["name"]: str(run) for variable in trainer["env"]},
     )  # fmt: skip
     pods = [
         subprocess.Popen(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import zygote
 
 pytest.importorskip("torch")
 
@@ -18,12 +19,14 @@ from .factory import LabFactory
 pytestmark = pytest.mark.native
 
 
-SCRIPT = [sys.executable, str(Path(__file__).parent / "scripts" / "communicators.py")]
+def job(*words: str) -> list[str]:
+    """Return the command of a rank that does one of the script's jobs."""
+    return [zygote.python(), str(Path(__file__).parent / "scripts" / "communicators.py"), *words]
 
 
 def run(lab: Lab, *words: str, env: dict[str, str] | None = None) -> list[Any]:
     """Run a job of the script on every rank of the lab and return what each told."""
-    result = lab.run([*SCRIPT, *words], env, timeout_s=90, after_failure_s=20)
+    result = lab.run(job(*words), env, timeout_s=90, after_failure_s=20)
     result.check()
     return [
         json.loads(line.removeprefix("RESULT "))
@@ -105,7 +108,7 @@ def test_a_host_that_vanishes_is_named_by_every_survivor(lab_factory: LabFactory
     ready = tmp_path / "ready"
     ready.mkdir()
     cutter = _cut_when_ready(lab, ready, ranks=5, host=2)
-    result = lab.run([*SCRIPT, "until_a_host_vanishes"], {"READY": str(ready)}, timeout_s=60)
+    result = lab.run(job("until_a_host_vanishes"), {"READY": str(ready)}, timeout_s=60)
     cutter.join(10)
     told = {
         number: json.loads(line.removeprefix("RESULT "))

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.support import zygote
 
 pytest.importorskip("torch")
 
@@ -67,10 +68,10 @@ dist.destroy_process_group()
 
 
 def ringside_run(lab: Lab, host: int, folder: Path, *flags: str, **environ: str) -> subprocess.Popen[str]:
-    """Start `ringside run` on a host, with one rank there."""
+    """Start `ringside run` on a host, with one rank there, which is forked."""
     here = ("--nproc-per-node", "1", "--local-addr", lab.address(host), "--run-dir", str(folder / f"run-{host}"))
     command = [sys.executable, "-m", "ringside", "run", *flags, *here, str(folder / "train.py")]
-    quiet = {"OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
+    quiet = {"OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1", "PYTHON_EXEC": zygote.python()}
     return lab.spawn(host, command, {**quiet, **environ}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import zygote
 
 pytest.importorskip("torch")
 
@@ -35,7 +36,7 @@ def train(lab: Lab, path: Path, engine: str, steps: int, meanwhile: Callable[[],
     thread.start()
     try:
         lab.run(
-            [sys.executable, str(SCRIPTS / "slow_link.py")],
+            [zygote.python(), str(SCRIPTS / "slow_link.py")],
             {"OUT": str(path / "run"), "ENGINE": engine, "STEPS": str(steps)},
             timeout_s=LIMIT_S,
             after_failure_s=10,

@@ -71,6 +71,11 @@ def tensor(dtype: str, count: int, rank: int, op: str = "sum") -> Any:
     return torch.from_numpy(wide).to(getattr(torch, dtype))
 
 
+def is_asked(comm: Any, turn: int) -> bool:
+    """Whether it is this rank that compares a result with what it must be: all hold the same bits, as digests tell."""
+    return bool(comm.rank == turn % comm.size)
+
+
 def bits(x: Any) -> np.ndarray[Any, Any]:
     kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
     return x.view(kind).numpy()
@@ -112,12 +117,12 @@ def every_form(path: str, hosts: list[int]) -> list[int] | None:
             for dtype, op, count in cases:
                 if "native" in form and not gloo_has(dtype, op):
                     continue
-                inputs = [tensor(dtype, count, rank, op) for rank in range(size)]
                 scale = 0.3 if dtype in UNIT and op in ("sum", "avg") and count in (501, 1000) else 1.0
-                x = inputs[comm.rank].clone()
+                x = tensor(dtype, count, comm.rank, op)
                 assert comm.all_reduce(x, op, scale=scale, algorithm=form) is x
-                fault = wrong(x, inputs, dtype, op, scale)
-                assert not fault, f"{form}: {dtype} {op} of {count}, scale {scale}: {fault}"
+                if is_asked(comm, len(digests)):
+                    fault = wrong(x, [tensor(dtype, count, rank, op) for rank in range(size)], dtype, op, scale)
+                    assert not fault, f"{form}: {dtype} {op} of {count}, scale {scale}: {fault}"
                 digests.append(digest(bits(x)))
     return digests
 
@@ -138,11 +143,11 @@ def several_blocks(path: str, hosts: list[int]) -> list[int] | None:
     found = []
     with communicator(path, hosts) as comm:
         for form, count in (("hosts/ring", 3_500_003), ("leaders/tree*4", 2_300_000), ("hosts/native", 1_200_001)):
-            inputs = [tensor("float32", count, rank) for rank in range(size)]
-            x = inputs[comm.rank].clone()
+            x = tensor("float32", count, comm.rank)
             comm.all_reduce(x, "avg", scale=2.0, algorithm=form)
-            fault = wrong(x, inputs, "float32", "avg", 2.0)
-            assert not fault, f"{form}: {fault}"
+            if is_asked(comm, len(found)):
+                fault = wrong(x, [tensor("float32", count, rank) for rank in range(size)], "float32", "avg", 2.0)
+                assert not fault, f"{form}: {fault}"
             found.append(digest(bits(x)))
         shared = comm.empty(2_000_000, torch.float32)
         shared[:] = float(comm.rank)
@@ -164,10 +169,11 @@ def streamed(path: str, hosts: list[int]) -> list[int]:
     size, found = len(hosts), []
     with communicator(path, hosts) as comm:
         for form in ("hosts/halving_doubling", "hosts/recursive_doubling", "leaders/two_tree"):
-            inputs = [tensor("float32", 1_300_001, rank) for rank in range(size)]
-            x = inputs[comm.rank].clone()
+            x = tensor("float32", 1_300_001, comm.rank)
             comm.all_reduce(x, "avg", algorithm=form)
-            assert not wrong(x, inputs, "float32", "avg"), form
+            if is_asked(comm, len(found)):
+                inputs = [tensor("float32", 1_300_001, rank) for rank in range(size)]
+                assert not wrong(x, inputs, "float32", "avg"), form
             found.append(digest(bits(x)))
     return found
 
@@ -191,14 +197,15 @@ def over_a_narrow_wire(path: str, hosts: list[int], wire: str) -> list[int] | No
             choice = AlgorithmSpec.parse(form)
             vertices = size if choice.over == "ranks" else len(set(hosts))
             for op in ("sum", "avg"):
-                inputs = [tensor("float32", 9001, rank) for rank in range(size)]
-                x = inputs[comm.rank].clone()
+                x = tensor("float32", 9001, comm.rank)
                 comm.all_reduce(x, op, algorithm=form)
                 # As `ringside.engine.net.exchange.compression` states it: k rounds in which partial sums travel, and
                 # one more at the end.
                 units = (choice.schedule(vertices).rounds + 1) * UNIT[wire] / UNIT["float32"]
-                fault = wrong(x, inputs, "float32", op, roundings=units + size + 3)
-                assert not fault, f"{form} {op} over {wire}: {fault}"
+                if is_asked(comm, len(digests)):
+                    inputs = [tensor("float32", 9001, rank) for rank in range(size)]
+                    fault = wrong(x, inputs, "float32", op, roundings=units + size + 3)
+                    assert not fault, f"{form} {op} over {wire}: {fault}"
                 digests.append(digest(bits(x)))
             odd = torch.zeros(7)
             odd[:3] = torch.tensor([float("nan"), float("inf"), float("-inf")]) if comm.rank == 1 else 1.0

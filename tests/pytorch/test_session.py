@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-from tests.support.ranks import Ended, run_script  # noqa: E402
+from tests.support import zygote  # noqa: E402
+from tests.support.ranks import PYTHON, Ended, run_script  # noqa: E402
 
 import ringside  # noqa: E402
 from ringside.monitor.run.directory import RunReader  # noqa: E402
@@ -125,14 +127,15 @@ def test_validation_between_steps_is_no_training(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ whole processes
 
 
-def ends(path: Path, way: str, *words: object) -> list[Ended]:
-    return run_script(2, Path(__file__).parent / "scripts" / "session_ends.py", free_port(), path, way, *words)
+def ends(path: Path, way: str, *words: object, python: Sequence[str] = ()) -> list[Ended]:
+    script = Path(__file__).parent / "scripts" / "session_ends.py"
+    return run_script(2, script, free_port(), path, way, *words, python=python or [zygote.python()])
 
 
 @pytest.mark.parametrize("way", ["nothing", "group", "session, group"])
 @pytest.mark.long
 def test_a_script_may_end_as_it_likes(tmp_path: Path, way: str) -> None:
-    for ended in ends(tmp_path / "run", way):
+    for ended in ends(tmp_path / "run", way, python=PYTHON):
         assert ended.status == 0, ended.err
         assert "Traceback" not in ended.err
         assert "monitor stopped" not in ended.err

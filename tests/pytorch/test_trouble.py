@@ -11,7 +11,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
+from tests.support import zygote  # noqa: E402
 from tests.support.ranks import Team, hear, on_ranks, place, say  # noqa: E402
 from tests.support.waiting import until  # noqa: E402
 from torch.distributed import HashStore, PrefixStore  # noqa: E402
@@ -34,6 +34,7 @@ from ringside.isolation import Guard  # noqa: E402
 from ringside.monitor.run.directory import RunReader  # noqa: E402
 from ringside.monitor.run.records import StepRecord, Wire  # noqa: E402
 from ringside.monitor.summary import finish_run  # noqa: E402
+from ringside.processes import Process  # noqa: E402
 from ringside.pytorch.recording import session as sessions  # noqa: E402
 from ringside.pytorch.recording.rank0 import Rank0Recorder  # noqa: E402
 from ringside.pytorch.recording.record_transport import RecordReceiver, RecordSender  # noqa: E402
@@ -259,26 +260,27 @@ def test_off_is_off(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ the store
 
 SERVER = """
-import sys, torch.distributed as dist, datetime
+import os, sys, torch.distributed as dist, datetime
 store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), None, True, datetime.timedelta(seconds=60), False)
-print("up", flush=True)
+print(os.getpid(), flush=True)
 sys.stdin.read()
 """
 
 
 @contextlib.contextmanager
-def store_server(port: int) -> Iterator[subprocess.Popen[str]]:
+def store_server(port: int) -> Iterator[Process]:
     """A job's store in a process of its own."""
     server = subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [zygote.python(), "-c", SERVER, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert server.stdin is not None
     assert server.stdout is not None
+    store = Process(int(server.stdout.readline()))
     try:
-        assert server.stdout.readline() == "up\n"
-        yield server
+        yield store
     finally:
-        server.send_signal(signal.SIGCONT)
+        store.send(signal.SIGCONT)
+        store.close()
         server.stdin.close()
         server.wait(20)
         server.stdout.close()
@@ -335,19 +337,19 @@ def train_until(done: Callable[[], bool], ddp: Any, optimizer: Any, rank: int) -
 @pytest.mark.parametrize("again", [False, True])
 def test_a_store_that_stops_answering(tmp_path: Path, again: bool) -> None:
     port = free_port()
-    with store_server(port) as server, Team(2) as team:
+    with store_server(port) as store, Team(2) as team:
         team.start(without_store, port, str(tmp_path / "run"), again)
         team.await_word("ready")
-        server.send_signal(signal.SIGSTOP)
+        store.send(signal.SIGSTOP)
         for rank in (0, 1):
             team.tell(rank, "silent")
         if again:
             team.await_word("said")
-            server.send_signal(signal.SIGCONT)
+            store.send(signal.SIGCONT)
             for rank in (0, 1):
                 team.tell(rank, "answers")
         team.await_word("ended")
-        server.send_signal(signal.SIGCONT)
+        store.send(signal.SIGCONT)
         first, second = (outcome.value for outcome in team.finish(LIMIT_S))
     assert [len(first["lines"]), len(second["lines"])] == [1, 0], (first["lines"], second["lines"])
     assert "the job's store has not answered" in first["lines"][0]

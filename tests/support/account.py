@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from . import zygote
+
 MOST_RERUNS = 3
 COSTS = Path(__file__).parent.parent / "costs.txt"
 # What cases of one test function may cost in `make test`, in seconds of processor time, or twice that of waiting:
@@ -32,27 +34,27 @@ _KEY = "seconds"
 # a quarter more than what they took, directory by directory on a busy machine, and than what they take by
 # tests/costs.txt, where tests that wait count with half of their wall time.
 BUDGETS = {
-    "tests": (16, 125),
+    "tests": (16, 105),
     "tests/autoload": (4, 6),
     "tests/bench": (8, 45),
-    "tests/commands": (31, 200),
+    "tests/commands": (31, 130),
     "tests/demo": (7, 10),
     "tests/doctor": (19, 32),
-    "tests/engine": (65, 410),
+    "tests/engine": (65, 360),
     "tests/engine/transports": (4, 25),
     "tests/golden": (15, 20),
     "tests/hostile": (33, 125),
-    "tests/integrations": (7, 72),
-    "tests/lab": (14, 150),
+    "tests/integrations": (7, 42),
+    "tests/lab": (14, 90),
     "tests/monitor": (34, 250),
     "tests/native": (3, 14),
     "tests/predict": (22, 36),
-    "tests/pytorch": (47, 260),
+    "tests/pytorch": (47, 225),
     "tests/schedule": (11, 52),
     "tests/survive": (14, 48),
     "tests/verification": (10, 24),
     "tests/view": (21, 100),
-    "tests/zoo": (6, 70),
+    "tests/zoo": (6, 45),
     "(starting, collecting)": (30, 30),
 }
 
@@ -82,12 +84,13 @@ def used() -> tuple[float, float, float]:
 
 
 def _forked() -> float:
-    """Return the processor seconds of the fork server, and of its children that have ended."""
-    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    if pid is None:
-        return 0.0
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / _TICKS
+    """Return the processor seconds of the fork server and the zygote, and of their children that have ended."""
+    ticks = 0
+    for pid in (forkserver._forkserver._forkserver_pid, zygote.pid()):  # type: ignore[attr-defined]
+        if pid is not None:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / _TICKS
 
 
 class Account:

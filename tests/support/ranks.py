@@ -25,7 +25,7 @@ import sys
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,6 +34,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIMIT_S = 60.0
+PYTHON = (sys.executable, "-X", "faulthandler")
 
 
 @dataclass(frozen=True)
@@ -273,12 +274,22 @@ class Ended:
     err: str
 
 
-def run_script(size: int, script: Path, *words: object, limit_s: float = LIMIT_S) -> list[Ended]:
-    """Run a Python script with some words on `size` ranks, each a process of its own that ends by itself."""
+def run_script(
+    size: int, script: Path, *words: object, python: Sequence[str] = PYTHON, limit_s: float = LIMIT_S
+) -> list[Ended]:
+    """Run a Python script with some words on `size` ranks, each a process of its own that ends by itself.
+
+    Args:
+        size: How many ranks.
+        script: Its path.
+        words: What it is given.
+        python: What runs it, such as `[zygote.python()]` where it is not its start that is tested.
+        limit_s: How long all of them have.
+    """
     run_id = uuid.uuid4().hex
     processes = [
         subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", str(script), *map(str, words)],
+            [*python, str(script), *map(str, words)],
             env={**os.environ, **_environ(rank, size, run_id)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

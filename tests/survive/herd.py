@@ -12,7 +12,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import traceback
@@ -21,6 +20,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tests.support import zygote
 
 from ringside.lab import Lab
 from ringside.lab.namespaces import enter
@@ -272,7 +273,7 @@ def run_isolated(script: str, *arguments: str, limit_s: float = LIMIT_S) -> str:
     root = Path(__file__).resolve().parents[2]
     environ = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, script, *arguments], capture_output=True, text=True, timeout=limit_s, env=environ, cwd=root
+        [zygote.python(), script, *arguments], capture_output=True, text=True, timeout=limit_s, env=environ, cwd=root
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout

@@ -3,10 +3,10 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.support import zygote
 from tests.survive.herd import run_isolated
 
 pytest.importorskip("torch")
@@ -50,7 +50,7 @@ def test_training_goes_on_when_the_disk_is_full_and_the_checkpoint_before_stays(
     if subprocess.run([*apart, "sh", "-c", small], capture_output=True).returncode:
         pytest.skip("needs a file system of its own: this user may not mount one")
     root = Path(__file__).resolve().parents[2]
-    command = f"{small} && exec {sys.executable} {SCRIPT} full --disk {tmp_path}"
+    command = f"{small} && exec {zygote.python()} {SCRIPT} full --disk {tmp_path}"
     environ = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*apart, "sh", "-c", command], capture_output=True, text=True, timeout=150, env=environ)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from tests.support import zygote
 from tests.zoo.ran import TORCHRUN, Ran, differences, differences_in, has_small_shm, run, run_forked
 
 pytest.importorskip("torch")
@@ -37,6 +38,7 @@ class Row:
         shm: Size of the /dev/shm it runs in; "": the machine's.
         flags: torchrun's flags.
         signum: What the launcher is sent in the middle.
+        forked: Ranks are forked, and launchers alone are started.
         only_watched: Gradients are not carried by Ringside's engine, as the script has put a hook of its own there.
     """
 
@@ -51,6 +53,7 @@ class Row:
     shm: str = ""
     flags: str = ""
     signum: int = 0
+    forked: bool = False
     only_watched: bool = False
 
 
@@ -68,11 +71,11 @@ ZOO = (
     Row("accumulate.py views", "the same with gradients as views of buckets"),
     Row("amp.py", "autocast to bfloat16, GradScaler, an overflow on one rank"),
     Row("resume.py", "checkpoint and resume, a second process group"),
-    Row("loaders.py fork 1024", "DataLoader workers by fork, in docker's /dev/shm", shm="64m", mark="thorough"),
+    Row("loaders.py fork 1024", "DataLoader workers by fork, in docker's /dev/shm", "thorough", shm="64m", forked=True),
     Row("loaders.py spawn 256", "DataLoader workers by spawn"),
     Row("compiled.py aot_eager", "torch.compile outside and inside of DDP"),
     Row("uneven.py all", "Join, divided by all ranks"),
-    Row("uneven.py present", "Join, divided by the ranks that still take part", mark="thorough"),
+    Row("uneven.py present", "Join, divided by the ranks that still take part", quick=True),
     Row("hooks.py", "hooks on tensors, parameters, modules and the optimizer"),
     Row("own_hook.py fp16", "PyTorch's fp16_compress_hook", only_watched=True),
     Row("own_hook.py power", "PyTorch's PowerSGD hook", only_watched=True),
@@ -165,6 +168,8 @@ def test_a_script_does_what_it_does_under_torchrun(row: Row, tmp_path: Path) -> 
         pytest.skip("this machine does not let us mount a /dev/shm")
     words, record = row.words.split(), tmp_path / "record"
     how = {"shm": row.shm, "flags": row.flags.split(), "signum": row.signum}
+    if row.forked:
+        how["environ"] = {"PYTHON_EXEC": zygote.python()}
     stock = run(TORCHRUN, words, tmp_path / "torchrun", **how)
     assert stock.status == row.status, stock.err
     ours = run(("ringside", "run", "--run-dir", str(record)), words, tmp_path / "ringside", **how)

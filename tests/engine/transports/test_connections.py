@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import zygote
 
 pytest.importorskip("torch")
 
@@ -51,7 +51,7 @@ def test_who_waits_hears_that_a_link_is_dead_though_the_own_queue_drops_all() ->
                     batch("tc", [full], lab.namespace(host))
 
         script = Path(__file__).parent / "scripts" / "waits_on_a_link.py"
-        result = lab.run([sys.executable, str(script)], timeout_s=60, sink=sink)
+        result = lab.run([zygote.python(), str(script)], timeout_s=60, sink=sink)
     assert len(ready) == 2, result.ranks[0].stderr
     for rank in result.ranks:
         assert not rank.ended, "it waits for ever"
