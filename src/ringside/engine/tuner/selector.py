@@ -24,6 +24,7 @@ import numpy as np
 from ringside._core.enums import DType, ReduceOp
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.dtypes import ITEM_BYTES
+from ringside.engine.net.exchange.exchange import USUAL_WINDOW
 from ringside.engine.net.exchange.in_flight import connection_bytes, connections_allowed, in_flight
 from ringside.engine.net.exchange.wire import Wire
 from ringside.engine.net.hierarchical import HierarchicalEngine
@@ -365,8 +366,9 @@ class Tuner:
         self._set_table(TimingTable.decode(data))
         assert self.table is not None
         pieces_from = self._across.pieces_from_bytes(self._wire)
+        long = self._across.exchange.window > USUAL_WINDOW
         trials = {
-            at: trials_for(rank, pieces_from, revised=revised, calls_before=self.calls[at])
+            at: trials_for(rank, pieces_from, revised=revised, calls_before=self.calls[at], long=long)
             for at, rank in enumerate(self.table.ranks)
         }
         self._trials = {at: own for at, own in trials.items() if own is not None}

@@ -28,6 +28,7 @@ MOST = 5  # choices that take part, besides the native ones
 PROMISING, PROMISING_SMALL = 1.3, 2.0  # times the least expected: slower ones do not take part
 TURNS, MOST_TURNS = 4, 12  # trials of a challenger, after one that warms up
 HOPELESS = (4.0, 3.0, 2.0, 1.5, 1.2)  # times the choice in use, trial by trial: such a challenger leaves
+CALLS_LONG = 2  # on long links: a connection that was idle for a round trip and 0.2 s begins slowly
 CALLS_SMALL = 4  # in a row: the first one after another choice finds threads asleep and caches cold
 RISK, RISK_SMALL = 0.1, 1.0  # what an all-reduce by a choice that was never tried is expected to cost, at least
 FAR = 1.5  # times as fast: then neither start-up nor a few turns that were lost are doubted
@@ -237,7 +238,12 @@ def lower_tertile(times: Sequence[float]) -> float:
 
 
 def trials_for(
-    rank: Rank, pieces_from_bytes: float = math.inf, *, revised: bool = False, calls_before: int = 0
+    rank: Rank,
+    pieces_from_bytes: float = math.inf,
+    *,
+    revised: bool = False,
+    calls_before: int = 0,
+    long: bool = False,
 ) -> OnlineTrials | None:
     """Return the trials that a size needs; None: it had them, or no other choice is promising.
 
@@ -246,13 +252,14 @@ def trials_for(
         pieces_from_bytes: From that size on a tensor that goes through hosts by a schedule travels in pieces.
         revised: The job has run already, and what is known was timed and decided anew.
         calls_before: How many all-reduces of the size there were until then.
+        long: Links are long: the first all-reduce after another choice does not count.
     """
     known = {row.choice: row.expected_s for row in rank.rows}
     names = _candidates(rank, revised=revised) if not rank.turns and rank.winner in known else []
     if len(names) < 2:
         return None
     large, pieces = rank.size_bytes >= LARGE_BYTES, rank.size_bytes >= pieces_from_bytes
-    calls, risk = (1, RISK) if large else (CALLS_SMALL, RISK_SMALL)
+    calls, risk = (CALLS_LONG if long else 1, RISK) if large else (CALLS_SMALL, RISK_SMALL)
     expected_s = [known[name] for name in names]
     return OnlineTrials(names, expected_s, calls, risk, pieces=pieces, calls_before=calls_before)
 
