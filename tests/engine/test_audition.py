@@ -213,6 +213,14 @@ def test_a_fast_choice_is_tried_at_once_and_in_use_soon() -> None:
     assert job.trials.using == "ring"
 
 
+def test_large_tensors_on_long_links_begin_with_the_cheapest_of_ours() -> None:
+    of = rank({"ring": 1.0, "direct": 0.98, NATIVE: 1.0}, "ring")
+    for of_size, long, first in ((of, True, "direct"), (of, False, NATIVE), (replace(of, size_bytes=KB), True, NATIVE)):
+        trials = trials_for(of_size, long=long)
+        assert trials is not None
+        assert trials.using == first
+
+
 def test_with_few_calls_the_safe_choice_is_all_there_is() -> None:
     trials = trials_for(rank({"ring": 1.0, "direct": 1.1, NATIVE: 1.2}, "ring", 4))
     assert trials is not None

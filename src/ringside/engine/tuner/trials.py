@@ -39,7 +39,7 @@ _TIE = 1.05  # times the best: within it what travels in pieces wins over what d
 _NATIVES = (NATIVE, f"hosts/{NATIVE}")
 
 
-def _candidates(rank: Rank, *, revised: bool) -> list[str]:
+def _candidates(rank: Rank, *, revised: bool, long: bool) -> list[str]:
     """Return the choices that take part at a size, the one to begin with first; fewer than two: nobody needs to.
 
     The others are the fastest expected, and the group's own within hosts where it was not timed at this size: what they
@@ -58,7 +58,7 @@ def _candidates(rank: Rank, *, revised: bool) -> list[str]:
     if not near:
         return []
     low = low[: _CHEAP if large else _CHEAP_SMALL]
-    first = rank.winner if revised else _safe(rank)
+    first = rank.winner if revised else _safe(rank, long=long)
     return list(dict.fromkeys([first, *near[: MOST - 1], *low, *rings, *native]))
 
 
@@ -72,16 +72,20 @@ def _rings(rank: Rank) -> list[str]:
     return [name for over, name in found.items() if over != "ranks" or len(found) == 1]
 
 
-def _safe(rank: Rank) -> str:
+def _safe(rank: Rank, *, long: bool) -> str:
     """Return what to begin with: the group's own, unless another one is certain to be faster.
 
     Of small tensors that is what start-up found far ahead. Of large ones start-up has timed a few, if any; but a ring
-    that sends fewer bytes is faster wherever bytes decide, whatever the links carry.
+    that sends fewer bytes is faster wherever bytes decide, whatever the links carry. And long links are not filled by
+    the group's own, which has one connection and two segments on their way.
     """
     rows = {row.choice: row for row in rank.rows}
     native = rows.get(NATIVE)
     if native is None:
         return rank.winner
+    if rank.size_bytes >= LARGE_BYTES and long:
+        ours = ((row.predicted_s, row.choice) for row in rank.rows if row.choice not in _NATIVES)
+        return min(ours, default=(0.0, NATIVE))[1]
     if rank.size_bytes >= LARGE_BYTES:
         ring = next(iter(_rings(rank)), NATIVE)
         return ring if rows[ring].predicted_s * _TIE <= native.predicted_s else NATIVE
@@ -252,10 +256,11 @@ def trials_for(
         pieces_from_bytes: From that size on a tensor that goes through hosts by a schedule travels in pieces.
         revised: The job has run already, and what is known was timed and decided anew.
         calls_before: How many all-reduces of the size there were until then.
-        long: Links are long: the first all-reduce after another choice does not count.
+        long: Links are long: of large tensors the cheapest of ours is the first, and the all-reduce after another choice
+            does not count.
     """
     known = {row.choice: row.expected_s for row in rank.rows}
-    names = _candidates(rank, revised=revised) if not rank.turns and rank.winner in known else []
+    names = _candidates(rank, revised=revised, long=long) if not rank.turns and rank.winner in known else []
     if len(names) < 2:
         return None
     large, pieces = rank.size_bytes >= LARGE_BYTES, rank.size_bytes >= pieces_from_bytes
