@@ -50,9 +50,24 @@ def test_what_goes_wrong_is_a_traceback_and_a_status() -> None:
     with start("-c", "import nonesuch") as program:
         _, err = program.communicate(timeout=60)
     assert (program.returncode, err.splitlines()[-1]) == (1, "ModuleNotFoundError: No module named 'nonesuch'")
-    with start("-c", "raise SystemExit('words')") as program:
-        assert program.communicate(timeout=60) == ("", "words\n")
-    assert program.returncode == 1
+    for code, said in (("'words'", "words\n"), ("(1, 2)", "(1, 2)\n"), ("None", "")):
+        with start("-c", f"raise SystemExit({code})") as program:
+            assert program.communicate(timeout=60) == ("", said)
+        assert program.returncode == (code != "None")
+    with start("-c", "raise KeyboardInterrupt") as program:
+        assert program.communicate(timeout=60)[1].endswith("KeyboardInterrupt\n")
+    assert program.returncode == -signal.SIGINT
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "out"), [(["-u"], {}, "said"), ([], {"PYTHONUNBUFFERED": "1"}, "said"), ([], {}, "")]
+)
+def test_what_is_buffered_is_lost_with_a_program_that_is_killed(
+    words: list[str], environ: dict[str, str], out: str
+) -> None:
+    code = "import os; print('said', end=''); os.kill(os.getpid(), 9)"
+    with start(*words, "-c", code, **{"PYTHONUNBUFFERED": "", **environ}) as program:
+        assert program.communicate(timeout=60)[0] == out
 
 
 SLEEPS = "import os, signal; print(os.getpid(), flush=True); signal.pause()"

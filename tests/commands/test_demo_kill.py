@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.support import zygote
 from tests.support.schemas import departures
 
 from ringside.text import name_ranks
@@ -22,7 +21,7 @@ def test_a_rank_is_killed_comes_back_and_no_sample_is_lost(tmp_path):
     for index in range(4):
         shutil.copy(Path(__file__).parents[1] / "test_faults.py", tmp_path / f"{index}.py")
     words = ("--size", "tiny", "--nproc-per-node", "3", "--seed", "5", "--corpus", tmp_path, "--json")
-    status, out, err = launched.run("demo", "--kill", *words, NO_COLOR="1", PYTHON_EXEC=zygote.python())
+    status, out, err = launched.run("demo", "--kill", *words, NO_COLOR="1")
     found = json.loads(out)
     assert status == 0, err
     assert (found["lost"], found["twice"], found["back"], len(found["digests"])) == (0, 0, True, 1)

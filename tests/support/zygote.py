@@ -7,10 +7,11 @@ down.
 What was called (`tests/scripts/zygote_client.py`) passes signals on to it, ends as it does, and takes it along where
 it is killed.
 
-So it is as a program that was started is, but for two things: its parent is another process than the one that started
-it, so that who looks for what is below a process does not find it; and `sitecustomize` is not run (what ours does is
-done). What it starts by `sys.executable` is forked, too. A torchrun that is started truly takes the Python of its ranks
-from PYTHON_EXEC.
+So it is as a program that was started is, but for these things. Its parent is another process than the one that started
+it: who looks for what is below a process does not find it, and who watches its parent watches another. It stays in the
+zygote's control group. Strings have the zygote's hashes. `sitecustomize` is not run (what ours does is done). What it
+starts by `sys.executable` is forked, too. A torchrun that is started truly takes the Python of its ranks from
+PYTHON_EXEC.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ import faulthandler
 import fcntl
 import gc
 import importlib
+import io
 import json
 import multiprocessing
 import os
+import resource
 import runpy
 import selectors
 import shutil
@@ -37,10 +40,12 @@ import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import resource_tracker
+from multiprocessing import process, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
+
+import numpy
 
 from ringside.autoload.ringside_autoload import install
 from ringside.processes import namespace_id
@@ -198,24 +203,45 @@ def _be_program(asked: Mapping[str, Any], descriptors: Sequence[int], python: st
         os.setsid()
         os.environ.clear()
         os.environ.update(asked["environ"])
+        _take_limits(asked["client"])
         _enter_namespaces(asked["client"])
         os.chdir(asked["directory"])
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 - until the end
         multiprocessing.set_start_method(None, force=True)  # the zygote's own is another one
+        multiprocessing.current_process().name = "MainProcess"
+        process._parent_process = None  # type: ignore[attr-defined]
+        numpy.random.seed()
         faulthandler.enable()
         if "MUTATE_REACH" in os.environ:  # `make mutate` asks which test reaches what
             importlib.import_module("tests.mutate.recorder").follow()
         _run(asked["words"])
         status = 0
+    except KeyboardInterrupt:
+        # Python dies of the signal once all is torn down: at the very end the C library calls raise(status).
+        sys.excepthook(*sys.exc_info())
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        libc = ctypes.CDLL(None)
+        libc.on_exit(getattr(libc, "raise"), None)
+        status = int(signal.SIGINT)
     except SystemExit as end:
-        if isinstance(end.code, str):
+        if end.code is not None and not isinstance(end.code, int):
             print(end.code, file=sys.stderr)
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     ctypes.pythonapi.Py_Exit(status)
     raise AssertionError("it has ended")
+
+
+def _take_limits(client: int) -> None:
+    """Have the CPUs, the limits and the priority of the client, and its mask of new files."""
+    os.sched_setaffinity(0, os.sched_getaffinity(client))
+    for name in (name for name in dir(resource) if name.startswith("RLIMIT_")):
+        resource.setrlimit(getattr(resource, name), resource.prlimit(client, getattr(resource, name)))
+    os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, client))
+    status = Path(f"/proc/{client}/status").read_text()
+    os.umask(int(status.partition("Umask:")[2].split()[0], 8))
 
 
 def _enter_namespaces(client: int) -> None:
@@ -231,9 +257,11 @@ def _enter_namespaces(client: int) -> None:
 
 def _run(words: Sequence[str]) -> None:
     """Run what Python runs of these words, in a `__main__` of its own."""
-    if words[0] == "-u":
-        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
-        words = words[1:]
+    is_raw = words[0] == "-u" or bool(os.environ.get("PYTHONUNBUFFERED"))
+    words = words[words[0] == "-u" :]
+    with contextlib.suppress(OSError):  # who started it may have closed it
+        out = open(1, "wb", 0 if is_raw else -1, closefd=False)  # noqa: SIM115 - until the end
+        sys.stdout = sys.__stdout__ = io.TextIOWrapper(out, write_through=is_raw)  # type: ignore[misc]
     beside = "" if words[0] in ("-c", "-m") else str(Path(words[0]).resolve().parent)
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = [beside, *given, *(path for path in sys.path if path not in ("", str(ROOT)))]

@@ -29,6 +29,8 @@ UNFINISHED = FinalStateError.exit_status
 """Exit status where the last step is committed, and nobody can run the script's last lines with the final state."""
 MOST_FAILURES = 3
 """So often in a row a worker may fail by itself without the job having come further; then it is not started again."""
+MOST_STARTS = 1000
+"""In all: a worker that makes a step and dies each time does not go on for ever."""
 MOST_ENDS = 10
 """The same for all its ends: what kills it from outside (a lack of memory, somebody) may go away."""
 _OWN = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS)
@@ -88,7 +90,7 @@ class Supervisor:
                     return UNFINISHED
                 if status in (0, REFUSED):
                     return UNFINISHED if head.stage is Stage.UNATTENDED else 0
-                if failures >= MOST_FAILURES or ends >= MOST_ENDS:
+                if failures >= MOST_FAILURES or ends >= MOST_ENDS or self.starts > MOST_STARTS:
                     times = failures if failures >= MOST_FAILURES else ends
                     self._warn(
                         f"{self._how(status)}, {times} times in a row without the job having come further (see the "

@@ -222,8 +222,12 @@ class JobState:
         Raises:
             MismatchError: It is another model's, or belongs to other samples, or does not say to which.
         """
-        if self.position is not None:
-            self.position.refuse_others(tree.get(_POSITION))
+        if self.position is not None and _POSITION not in tree:
+            raise MismatchError(
+                f"the checkpoint of step {tree['step']} has no position in the samples: with another batch, seed or "
+                "order samples would be lost and others counted twice. Give the job another checkpoint_dir, and load "
+                "the parameters before (torch.distributed.checkpoint reads them)"
+            )
         self.load(tree)
 
     def load(self, tree: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ringside.engine.runtime.worker import Work, Worker
 from ringside.engine.transports.base import Bytes, LinkError, LinkFailure, Transport
-from ringside.errors import RingsideError
+from ringside.errors import MismatchError, RingsideError
 from ringside.survive.cluster.known_workers import KnownWorkers
 from ringside.survive.cluster.links import OpenTransport
 from ringside.survive.cluster.peers import PeerWait, Superseded
@@ -26,7 +26,7 @@ from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
 from ringside.survive.protocol.decision import MemberId, Tag
 from ringside.survive.protocol.generation import Generation
-from ringside.survive.state.state import pack, packed_size, unpack_checked
+from ringside.survive.state.state import digest_of, pack, packed_size, unpack
 
 # -------------------------------------------------------------------------------------------------
 # To a process on another host: its size (int64), then the bytes in pieces, over a group of two.
@@ -200,7 +200,10 @@ class StateTransfer:
                 )
             else:
                 raise RingsideError("there is no connection between hosts")
-            self._job.state.load(unpack_checked(packed, int(fetch.digest, 16)))
+            tree = unpack(packed)
+            if digest_of(tree) != int(fetch.digest, 16):
+                raise MismatchError("the state that was given is not the one that all agreed on")
+            self._job.state.load(tree)
         except Superseded:
             return None
         except (RingsideError, KeyError) as error:
