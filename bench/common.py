@@ -151,9 +151,11 @@ def process_group(backend: str = "gloo") -> Iterator[None]:
         import ringside  # noqa: F401 - makes the backend known
     torch.set_num_threads(1)
     dist.init_process_group(backend)
-    yield
-    dist.barrier()
-    dist.destroy_process_group()
+    try:
+        yield
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:

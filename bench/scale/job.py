@@ -203,4 +203,7 @@ def _observe(job: Job, shared: Shared, pids: list[int], outcome: Outcome) -> Non
 
 def _cpu(pids: list[int]) -> list[float]:
     """CPU seconds of processes so far, all their threads."""
-    return [stat.cpu_s for pid in pids if (stat := read_stat(pid)) is not None]
+    stats = {pid: read_stat(pid) for pid in pids}
+    if gone := [pid for pid, stat in stats.items() if stat is None]:
+        raise SystemExit(f"processes {gone} of the job have ended")
+    return [stat.cpu_s for stat in stats.values() if stat is not None]

@@ -84,7 +84,10 @@ class Job:
         if self.layers < self.pipeline:
             raise UsageError(f"--layers {self.layers}: fewer than the {self.pipeline} stages of --pipeline-parallel")
         if self.actions > MOST_ACTIONS:
-            raise UsageError(f"--layers {self.layers} times --accumulate {self.micro_batches}: at most {MOST_ACTIONS}")
+            raise UsageError(
+                f"--layers {self.layers} and --pipeline-parallel {self.pipeline}, times --accumulate "
+                f"{self.micro_batches}: at most {MOST_ACTIONS}"
+            )
         if not (math.isfinite(self.activation_bytes) and self.activation_bytes >= 0):
             raise UsageError(f"--activation-bytes {self.activation_bytes:g}: 0 or more")
         if not self.activation_bytes and self.parts > 1:
@@ -103,7 +106,8 @@ class Job:
     @property
     def actions(self) -> int:
         """About how many actions are played: layer by layer in every micro-batch, or below stage 2 in the last one."""
-        return self.layers * (self.micro_batches if self.stage >= 2 else 1) + self.micro_batches - 1
+        by_layer = self.layers * (self.micro_batches if self.stage >= 2 else 1)
+        return by_layer + self.pipeline * (self.micro_batches - 1)
 
 
 @dataclass(frozen=True)
