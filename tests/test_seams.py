@@ -48,6 +48,7 @@ OTHERS = {
     ("tests/pytorch/test_process_group_frameworks.py", "_buffers"): "a torch module's",
     ("tests/pytorch/test_process_group_stock.py", "_register_builtin_comm_hook"): "DDP's",
     ("tests/pytorch/test_process_group_stock.py", "_set_pg_timeout"): "torch.distributed's",
+    ("tests/support/zygote.py", "_fd"): "multiprocessing's tracker of resources",
     ("tests/view/test_notebook.py", "_esm"): "anywidget's",
     ("tests/view/test_top_app.py", "_driver"): "a textual app's",
     ("tests/zoo/scripts/own_hook.py", "_register_builtin_comm_hook"): "DDP's",

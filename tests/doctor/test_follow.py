@@ -92,7 +92,7 @@ def test_a_run_names_the_folder_and_views_say_what_lies_there(
     write_inspector(LATE, logs)
     path = write_run(tmp_path / "run", own_times(20, 4))
     (path / "events.jsonl").write_bytes(msgspec.json.encode({"kind": "call_logs", "folder": str(logs)}) + b"\n")
-    monkeypatch.setattr(log_follower, "CHECK_S", 0.01)
+    monkeypatch.setattr(log_follower, "STEP_S", 0.01)
     live, unasked = LiveRun(path, follow_logs=LogFollower), LiveRun(path)
     live.poll()
     until(live.poll, "what the logs say")

@@ -222,7 +222,7 @@ def freed_too_early() -> tuple[int, int]:
         bucket = empty_shared(1000, torch.float32)
         storage = buckets.storage_of(0, bucket)
         assert storage is not None
-        assert comm.memory.register(storage)[0] >= 0
+        assert comm.memory.register(storage, storage.address)[0] >= 0
         before = _mapped()
         del bucket, storage
         gc.collect()
