@@ -18,7 +18,7 @@ from tests.support.waiting import LIMIT_S, Clock, until
 from ringside.doctor.calls.follow import log_files
 from ringside.view.run import log_follower
 from ringside.view.run.live import LiveRun
-from ringside.view.run.log_follower import MOMENT_S, LogFollower
+from ringside.view.run.log_follower import LEAST_SECONDS, MOMENT_S, SHARE, SLOW_S, LogFollower
 
 LATE = CallJob(late={2: 0.008}, hosts=dict.fromkeys(range(4), "node0"))
 
@@ -26,7 +26,7 @@ LATE = CallJob(late={2: 0.008}, hosts=dict.fromkeys(range(4), "node0"))
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders are looked at again at once."""
-    for name, value in (("LEAST_SECONDS", 0.0), ("SHARE", 1e9), ("CHECK_S", 0.01)):
+    for name, value in (("LEAST_SECONDS", 0.0), ("SHARE", 1e9), ("STEP_S", 0.01), ("STEPS_PER_CHECK", 1)):
         monkeypatch.setattr(log_follower, name, value)
 
 
@@ -78,7 +78,7 @@ def test_files_are_judged_again_when_they_have_changed(tmp_path: Path, monkeypat
     until(follower.poll, "what they say now")
     assert "rank 2" in follower.lines[0]
     (tmp_path / "more").touch()
-    until(lambda: follower.poll() or len(begun) == 3)
+    until(lambda: (follower.poll(), len(begun) == 3)[1], "one more process")
     follower.close()
     until(lambda: begun[-1].returncode is not None, "the end of the process beside")
 
@@ -112,6 +112,19 @@ def test_a_folder_that_does_not_answer_is_told_and_not_waited_for(tmp_path: Path
     hung.answers.set()
     until(follower.poll, "an answer")
     assert follower.lines == ()
+    clock.now += SLOW_S / SHARE + LEAST_SECONDS
+    until(lambda: (follower.poll(), hung.times_asked == 2)[1], "the folder is asked again: its silence was no work")
+
+
+def test_where_no_thread_can_be_had_the_view_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    follower = LogFollower(tmp_path, clock=Clock())
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert not follower.poll()
+    follower.close()
 
 
 def test_a_view_closes_while_the_folder_does_not_answer(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from ringside.view.run.follower import RunFollower, ShownFinding
 HOSTS = 3
 RATE = 1e9
 """Of every link, bit/s; so much that a step does not wait for it long."""
+GRACE_S = 8.0
+"""For ranks that are asked to end: rank 0 writes the end of the run."""
 
 
 class LabLaunch(Launch):
@@ -46,13 +48,12 @@ class LabLaunch(Launch):
         """Return the exit status of the first rank that failed, 0 if none did, None while they run."""
         if not self._ranks.wait(timeout_s, after_failure_s=0.0) and not self._ranks.any_failed:
             return None
-        self.end(signal.SIGTERM)
-        return RunResult(self._ranks.results(), 0.0, False, ()).exit_status
+        gone = self.end(signal.SIGTERM)
+        return RunResult(self._ranks.results(), 0.0, False, ()).exit_status if gone else 1
 
     def end(self, signum: int, hurry: Callable[[], bool] = lambda: False) -> bool:
-        """End all ranks, politely first."""
-        self._ranks.end(signum)
-        return True
+        """End all ranks, politely first; return whether all are gone."""
+        return self._ranks.end(signum, GRACE_S, hurry)
 
 
 def slowing_link(lab: Lab, fault: Link, show: Show, began: list[int]) -> Show:

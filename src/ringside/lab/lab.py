@@ -187,8 +187,11 @@ class Lab:
         """
         _check_command(argv)
         ranks, port = RankProcesses(sink), next(self._ports)
-        for place in place_ranks(self.ranks_per_host):
-            ranks.start(place, self._command(node_of(place.host), argv), self._environ(env, place, port))
+        with contextlib.ExitStack() as stack:  # where one cannot be started, those before it end
+            stack.push(ranks)
+            for place in place_ranks(self.ranks_per_host):
+                ranks.start(place, self._command(node_of(place.host), argv), self._environ(env, place, port))
+            stack.pop_all()
         return ranks
 
     def spawn(

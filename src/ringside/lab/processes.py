@@ -249,8 +249,19 @@ class RankProcesses:
         """Whether one has ended with another status than 0."""
         return any(rank.failed for rank in self._all)
 
-    def end(self, first: int = signal.SIGTERM) -> None:
-        """End those that are left and everything below them: by a first signal, then SIGKILL for those that remain."""
+    def end(
+        self, first: int = signal.SIGTERM, grace_s: float = GRACE_S, hurry: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """End those that are left and everything below them: by a first signal, then SIGKILL for those that remain.
+
+        Args:
+            first: The first signal.
+            grace_s: How long after it they may take.
+            hurry: Tells to go on to SIGKILL at once.
+
+        Returns:
+            Whether all have ended.
+        """
         for signum in (first, signal.SIGKILL):
             left = [rank for rank in self._all if rank.alive]
             for rank in left:
@@ -261,9 +272,12 @@ class RankProcesses:
                     process.send(signum)
                 for process in below:
                     process.close()
-            deadline = time.monotonic() + GRACE_S
+            deadline = time.monotonic() + (grace_s if signum == first else GRACE_S)
             while any(rank.alive for rank in left) and time.monotonic() < deadline:
+                if signum == first and hurry():
+                    break
                 self._turn(deadline)
+        return not any(rank.alive for rank in self._all)
 
     def results(self) -> tuple[RankResult, ...]:
         """Return what became of each rank; all have ended."""

@@ -196,7 +196,10 @@ class Tuner:
     # -------------------------------------------------------------------------------------------- collectives
 
     def start(self) -> None:
-        """Measure and decide, or use a table that was kept under the same conditions. Takes under a second."""
+        """Measure and decide, or use a table that was kept under the same conditions.
+
+        Takes under a second, on long links some dozens of round trips.
+        """
         if not self._mode.measure:
             return
         began = self._clock()

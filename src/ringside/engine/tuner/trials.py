@@ -256,8 +256,8 @@ def trials_for(
         pieces_from_bytes: From that size on a tensor that goes through hosts by a schedule travels in pieces.
         revised: The job has run already, and what is known was timed and decided anew.
         calls_before: How many all-reduces of the size there were until then.
-        long: Links are long: of large tensors the cheapest of ours is the first, and the all-reduce after another choice
-            does not count.
+        long: Links are long: large tensors begin with the cheapest of ours, and the first all-reduce after another
+            choice does not count.
     """
     known = {row.choice: row.expected_s for row in rank.rows}
     names = _candidates(rank, revised=revised, long=long) if not rank.turns and rank.winner in known else []

@@ -163,7 +163,7 @@ class _Known:
         # By function, of dtype `STAY`: calls of which some rank's times are not known yet, and what is new.
         self.open: dict[bytes, NDArray[np.void]] = {}
         self.new: defaultdict[bytes, list[NDArray[np.void]]] = defaultdict(list)
-        self.calls = self.captured = 0
+        self.calls = self.captured = self.used = 0  # used: in which turn of `Causes` last
         self.first_ns, self.last_ns = math.inf, 0.0
         self.late, self.host, self.gpu = (np.zeros(0) for _ in range(3))  # by rank; empty: no call was compared
         self.held = np.zeros((0, 0))  # what each rank waited in calls into which another came last: [last, rank]
@@ -254,6 +254,7 @@ class Causes:
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
+        self._turn = 0  # of those that take in and compare
 
     def add(self, named: Callable[[int], Communicator | None], global_rank: int, joined: Joined) -> None:
         """Take in what is over on one rank.
@@ -304,13 +305,15 @@ class Causes:
         for known in self._known.values():
             known.compare_new()
         if len(self._known) > MOST_KNOWN:
-            by_last_call = sorted(self._known.items(), key=lambda item: item[1].last_ns)
-            self._known = dict(by_last_call[-MOST_KNOWN:])
+            by_use = sorted(self._known.items(), key=lambda item: (item[1].used, item[1].last_ns))
+            self._known = dict(by_use[-MOST_KNOWN:])
+        self._turn += 1
 
     def _of(self, communicator: Communicator, global_rank: int) -> _Known:
         known = self._known.get(communicator.id)
         if known is None:
             known = self._known[communicator.id] = _Known(communicator)
+        known.used = self._turn
         if global_rank >= 0:
             known.names[communicator.rank] = global_rank
         return known

@@ -116,6 +116,8 @@ class NcclWatch:
         Args:
             environ: Of the ranks.
         """
+        if self._refused:
+            return "what NCCL's plugin wrote cannot be read by this Ringside, as was said"
         if self._processes:
             return "NCCL has opened the plugin, but no collective of several ranks was called"
         # %h and %p in its name are the host and the process
