@@ -18,7 +18,14 @@ from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import DTYPES
 from ringside.engine.net.exchange import in_flight as limits
 from ringside.engine.net.exchange.exchange import Exchange
-from ringside.engine.net.exchange.in_flight import InFlight, connection_bytes, connections_allowed, in_flight
+from ringside.engine.net.exchange.in_flight import (
+    InFlight,
+    connection_bytes,
+    connections_allowed,
+    in_flight,
+    places_allowed,
+)
+from ringside.engine.net.exchange.message_size import MessageSize
 from ringside.engine.net.exchange.pipeline import AHEAD
 from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.net.rank_map import RankMap
@@ -26,8 +33,10 @@ from ringside.engine.net.reduction import Reduction
 from ringside.engine.probe.prober import Effort, Probe, Prober
 from ringside.engine.transports.base import Bytes, Kept, LinkFailure
 from ringside.engine.tuner.selector import Tuner
+from ringside.schedule import by_name
 
 from .threaded import NativeByThreads, NoNative, on_threads
+from .transports.schedules import run_schedule
 
 MB = 1 << 20
 FLOAT32 = DTYPES.index("float32")
@@ -56,11 +65,42 @@ def test_what_a_connection_holds_is_what_the_kernel_lets_its_buffers_grow_to(tmp
     assert connection_bytes(tmp_path) == 5_000_000
 
 
-def test_connections_take_a_quarter_of_what_a_process_may_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (1024, 4096))
+def test_connections_take_a_quarter_of_what_a_process_may_still_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (1124, 4096))
+    monkeypatch.setattr(limits.os, "listdir", lambda _: ["0"] * 100)
     assert [connections_allowed(peers) for peers in (1, 63, 64, 300)] == [256, 4, 4, 1]
     monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (limits.resource.RLIM_INFINITY,) * 2)
     assert connections_allowed(10**6) == 8
+
+
+def test_connections_where_it_is_not_known_what_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_: str) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (1024, 4096))
+    monkeypatch.setattr(limits.os, "listdir", unknown)
+    assert connections_allowed(64) == 4
+
+
+def test_places_take_no_more_memory_than_they_may() -> None:
+    place = MB // 2 + MB // 4
+    assert [places_allowed(peers, place) for peers in (1, 5, 63, 1000)] == [341, 68, 5, 0]
+
+
+def test_there_are_never_fewer_places_than_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_MOST_BYTES", 2 * 6 * (3 << 13))
+
+    def job(engine: HierarchicalEngine) -> list[int]:
+        found = []
+        for segments in (1, 2):
+            engine.exchange.largest = MessageSize(segments << 14, 4)
+            engine.widen(InFlight(9, 1))
+            found.append(engine.exchange.window)
+            engine.exchange.window = 4
+        return found
+
+    for found in on_threads(3, job, segment_bytes=1 << 14):
+        assert found == [6, 4]
 
 
 def test_only_long_links_count() -> None:
@@ -115,12 +155,26 @@ def test_connections_and_places_are_added_between_two_collectives(ranks: int) ->
 
 
 def test_a_channel_beside_is_widened_too() -> None:
-    def job(engine: HierarchicalEngine) -> None:
-        beside = engine.channels.exchange(1)
-        engine.widen(InFlight(6, 2))
-        assert (beside.window, beside.connections) == (6, 2)
+    """Some of what it carries afterwards comes into buffers that were posted before."""
 
-    on_threads(2, job)
+    def job(engine: HierarchicalEngine) -> None:
+        both = [engine.channels.exchange(0), engine.channels.exchange(1)]
+        for exchange in both:
+            sum_over(exchange)
+        engine.widen(InFlight(6, 2))
+        assert [(exchange.window, exchange.connections) for exchange in both] == [(6, 2), (6, 2)]
+        for exchange in [*both, *both, *both]:
+            sum_over(exchange)
+
+    on_threads(2, job, segment_bytes=1 << 12)
+
+
+def sum_over(exchange: Exchange) -> None:
+    """All-reduce a tensor over one channel, and compare."""
+    me, ranks = exchange.transport.rank, exchange.transport.size
+    x = np.arange(9000, dtype=np.float32) % 89 + me
+    run_schedule(exchange, by_name("ring", ranks), x)
+    assert (x == np.arange(9000) % 89 * ranks + ranks * (ranks - 1) / 2).all()
 
 
 class Short(Prober):

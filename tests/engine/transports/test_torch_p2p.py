@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import os
 import signal
 import socket
@@ -232,6 +233,60 @@ def test_a_link_fails_with_any_of_its_connections() -> None:
     for outcome in outcomes:
         assert outcome.value is not None, outcome.trace
         assert outcome.value.kind == "lost"
+
+
+def adds_a_connection(path: str, how: str, timeout_s: float) -> LinkFailure | None:
+    """All ranks are about to have one more connection; the last one does not come, dies, or cannot make any."""
+    transport = peer_to_peer(path, timeout_s=timeout_s)
+    transport.doing = "connecting"
+    say("ready")
+    if transport.rank == transport.size - 1:
+        hear()
+        if how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "does not come":
+            transport.doing = ""
+            hear()
+            return None
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            if how in REFUSED and transport.rank == transport.size - 1:
+                patch.setattr(dist, "ProcessGroupGloo", functools.partial(refuse, how))
+            with pytest.raises(LinkError) as raised:
+                transport.open_channel(1)
+        return raised.value.cause
+    finally:
+        transport.close()
+
+
+REFUSED = ("socket: Too many open files", "Connection closed by peer")
+"""What Gloo says where descriptors have run out: here, or at a peer that lives and does not know."""
+
+
+def refuse(text: str, *_: Any) -> None:
+    raise RuntimeError(text)
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "timeout_s"),
+    [("does not come", "late", 1.0), ("dies", "lost", FAR_S), *((text, "left", 6.0) for text in REFUSED)],
+)
+def test_a_connection_that_cannot_be_added_is_an_error_of_the_rank_it_fails_by(
+    how: str, kind: Any, timeout_s: float
+) -> None:
+    with store_file() as path, Team(3) as team:
+        team.start(adds_a_connection, path, how, timeout_s)
+        team.await_word()
+        team.tell(2, "go")
+        for rank in (0, 1):
+            outcome = team.finish_one(rank)
+            assert outcome.value == LinkFailure(kind, 2), outcome.trace
+        if how == "does not come":
+            team.tell(2, "go")
+        last = team.finish_one(2)
+        if how in REFUSED:
+            assert last.value == LinkFailure("left", 2), last.trace
+            assert last.value.detail == how
 
 
 def gives_up_while_words_take_long(path: str) -> LinkFailure | None:

@@ -25,7 +25,7 @@ from ringside.engine.net import attribution
 from ringside.engine.net.blocks import exchange_once, reduce_in_blocks, steps_of
 from ringside.engine.net.context import EngineContext, HostSlices, NativeAllReduce
 from ringside.engine.net.exchange.exchange import Channels, Exchange, ExchangeRequest, Fold
-from ringside.engine.net.exchange.in_flight import InFlight
+from ringside.engine.net.exchange.in_flight import InFlight, places_allowed
 from ringside.engine.net.exchange.pipeline import SegmentPipeline
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.run import ExchangeRun
@@ -342,13 +342,15 @@ class HierarchicalEngine:
             needed: What long links are to have on their way, as all ranks have agreed.
         """
         exchange = self.exchange
-        places, connections = max(needed.places, exchange.window), max(needed.connections, exchange.connections)
+        most = places_allowed(exchange.transport.size - 1, exchange.largest.place_bytes)
+        places = max(min(needed.places, most), exchange.window)
+        connections = max(needed.connections, exchange.connections)
         if (places, connections) == (exchange.window, exchange.connections):
             return
         if exchange.transport.size > self.rank_map.size:
             return  # a reducer at the switch has not timed the links, and would not take part
         self.wait_all()
-        with self.attributing_errors("connecting"):
+        with self.attributing_errors("connecting", "connecting"):
             self.channels.widen(places, connections)
 
     def pieces_from_bytes(self, wire: Wire | None) -> int:
@@ -392,7 +394,7 @@ class HierarchicalEngine:
     # -------------------------------------------------------------------------------------------- failures
 
     @contextmanager
-    def attributing_errors(self, label: str, begins: Operation | None = None) -> Iterator[None]:
+    def attributing_errors(self, label: str, begins: object = None) -> Iterator[None]:
         """Turn what goes wrong in a collective into the error that names the culprit, and inform the other ranks.
 
         Args:

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.engine.transports.abort import AbortChannel, AbortListener, AbortNotice, find_disagreement, find_late
+from ringside.engine.transports.arrival import await_arrivals
 from ringside.engine.transports.base import NOBODY, Bytes, Kept, Kind, LinkError, LinkFailure
 from ringside.engine.transports.gloo_internals import (
     Connections,
@@ -43,6 +44,8 @@ _DATA, _CHANNEL = 1, 4  # tags of messages: this transport's own, and those of i
 _NOTICE_S, _NOTICE_UNDER_LOAD_S = 0.3, 5.0  # a notice takes so long, or that where the machine is very busy
 _NOTICED_S, _POLL_S = 2.0, 0.1  # a silent host is noticed on all connections to it, but not on all at once
 _SILENCE_S = 1.0  # a rank that sends no notice for so long after all were woken takes no part
+_TIMED_OUT = ("timeout", "timed out")  # in what Gloo and stores say of connections that could not be made
+_BY_PEER = ("by peer", "refused", "unreachable", "no route")  # that it is not for want of something here
 _AT_ONCE = datetime.timedelta(milliseconds=1)
 JOINING_S = 60.0
 """How long ranks that have met take at most to exchange their addresses, seconds."""
@@ -127,7 +130,7 @@ class GlooTransport:
         self._groups: list[Any] = []
         self._sockets: list[Connections] = []
         try:
-            self._connect("data")
+            self._connect("data", self._joining)
             gloo: Any = dist.ProcessGroupGloo
             with watched_connections(), patient_io_threads():
                 notices = gloo(PrefixStore("words", store), rank, size, self._joining)
@@ -169,19 +172,60 @@ class GlooTransport:
 
     def open_channel(self, connection: int = 0) -> _Channel:
         """Return messages with an order of their own; see `Transport`."""
-        try:
-            while len(self._groups) <= connection:
-                self._connect(f"data/{len(self._groups)}")
-        except RuntimeError as error:
-            raise self._error(NOBODY, error) from None
-        self._waits.append(OpenWait())
-        return _Channel(self, self._groups[connection], self._waits[-1], _CHANNEL + len(self._waits) - 2)
+        wait = OpenWait()
+        self._waits.append(wait)
+        tag = _CHANNEL + len(self._waits) - 2
+        while len(self._groups) <= connection:
+            self._add_connection(wait)
+        return _Channel(self, self._groups[connection], wait, tag)
 
-    def _connect(self, name: str) -> None:
+    def _add_connection(self, wait: OpenWait) -> None:
+        """Make one more connection to every peer, once all of them are about to; notices end the wait for that."""
+        name, timeout = f"data/{len(self._groups)}", self._timeout
+
+        def attend(peer: int) -> None:
+            if peer != wait.peer:
+                wait.number += 1
+                wait.peer = peer
+            self._check_open(peer)
+
+        try:
+            arrivals = PrefixStore(name, self._store)
+            await_arrivals(arrivals, self.rank, range(self.size), timeout.total_seconds(), attend)
+            wait.peer = NOBODY
+            self._connect(name, min(timeout, self._joining))
+            if self._over:  # given up before the group was there
+                close_connections(self._groups[-1])
+            self._check_open(NOBODY)
+        except LinkError as error:
+            raise LinkError(self.fail(error.cause), error.detail) from None
+        except RuntimeError as error:
+            text = str(error).partition("\n")[0][:300]
+            raise LinkError(self.fail(self._why_not_connected(error)), text) from None
+
+    def _check_open(self, peer: int) -> None:
+        """Raise `LinkError` where this has failed on another thread, as by a notice."""
+        if self._over:
+            raise LinkError(LinkFailure("lost", peer), "given up")
+
+    def _why_not_connected(self, error: RuntimeError) -> LinkFailure:
+        """Return which peer is lost or late, as far as is known; where none is, it is for want of something here."""
+        text = str(error).lower()
+        if any(words in text for words in _TIMED_OUT):
+            broken = any(peer != self.rank and self._breakage(peer) for peer in range(self.size))
+            return LinkFailure("lost" if broken else "late", NOBODY)
+        if isinstance(error, dist.DistError) or any(words in text for words in _BY_PEER):
+            # Or its host had no more descriptors, and its Gloo does not say so to anybody.
+            notice, cause = self._find_lost(LinkFailure("lost", NOBODY))
+            if notice is not None or cause.vertex != NOBODY:
+                return notice.cause if notice is not None else cause
+        return LinkFailure("left", self.rank, str(error).partition("\n")[0][:300])
+
+    def _connect(self, name: str, joining: datetime.timedelta) -> None:
         """Make a connection to every peer, which all of them make at the same time."""
         gloo: Any = dist.ProcessGroupGloo
         with watched_connections() as sockets, patient_io_threads():
-            group = gloo(PrefixStore(name, self._store), self.rank, self.size, self._joining)
+            group = gloo(PrefixStore(name, self._store), self.rank, self.size, joining)
         self._groups.append(group)
         self._sockets.append(sockets)
 

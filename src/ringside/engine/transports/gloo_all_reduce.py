@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.engine.dtypes import DTYPES, FLOATING, OPS
+from ringside.engine.transports.arrival import await_arrivals
 from ringside.engine.transports.base import NOBODY, Bytes, LinkError, LinkFailure
 from ringside.engine.transports.gloo_internals import (
     Connections,
@@ -46,8 +47,7 @@ def _options(op: int) -> Any:
 
 JOINING_S = 60.0  # the ranks are all there
 _POLL = datetime.timedelta(seconds=0.25)
-_ARRIVAL_POLL_S, _MOST_ARRIVAL_POLL_S = 0.005, 0.1
-_ABORT_WAIT_S, _CHECK_S = 0.05, 1.0
+_ABORT_WAIT_S, _ABORT_POLL_S, _CHECK_S = 0.05, 0.001, 1.0
 _NOT_YET = "Operation timed out"  # torch's message where a wait is over and the work is not
 
 
@@ -135,21 +135,16 @@ class GlooAllReduce:
             _await(work)
 
     def _new_group(self, members: tuple[int, ...]) -> Any:
-        # Wait here until all members have come: a wait of Gloo's cannot be ended.
         store = PrefixStore(",".join(map(str, members)), self._store)
-        store.set(f"come/{self._rank}", "1")
-        began = checked = time.monotonic()
-        pause_s = _ARRIVAL_POLL_S
-        for rank in members:
-            while rank != self._rank and not store.check([f"come/{rank}"]):
-                now = time.monotonic()
-                if now - began > self._timeout_s:
-                    raise LinkError(LinkFailure("late", rank), "it has not come")
-                if now - checked > _CHECK_S:
-                    self._check_peers(members, or_left=True)
-                    checked = now
-                time.sleep(pause_s)
-                pause_s = min(1.3 * pause_s, _MOST_ARRIVAL_POLL_S)
+        checked = time.monotonic()
+
+        def attend(_: int) -> None:
+            nonlocal checked
+            if time.monotonic() - checked > _CHECK_S:
+                self._check_peers(members, or_left=True)
+                checked = time.monotonic()
+
+        await_arrivals(store, self._rank, members, self._timeout_s, attend)
         # Then have Gloo connect them.
         gloo: Any = dist.ProcessGroupGloo
         timeout = datetime.timedelta(seconds=self._timeout_s)
@@ -191,7 +186,7 @@ def _await(work: Any) -> None:
     """Wait a moment for the end of an aborted work: it writes the caller's memory. A half received one never ends."""
     deadline = time.monotonic() + _ABORT_WAIT_S
     while not work.is_completed() and time.monotonic() < deadline:
-        time.sleep(_ARRIVAL_POLL_S / 5)
+        time.sleep(_ABORT_POLL_S)
 
 
 def _keep_for_ever(group: Any) -> None:

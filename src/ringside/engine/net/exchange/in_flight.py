@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import resource
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +23,8 @@ _MORE_PLACES = 2  # the message that is received, and the one that is sent
 _MOST_PLACES, _MOST_CONNECTIONS = 64, 8
 _LIMITS = Path("/proc/sys/net/ipv4")
 _USUAL_BYTES = 4 << 20  # Linux's own limit, where it says nothing
-_SHARE_OF_FILES = 0.25  # of what a process may open, for connections
+_SHARE_OF_FILES = 0.25  # of what a process may still open, for connections
+_MOST_BYTES = 256 << 20  # places of all peers: every link has as many, and a rank of a large job may hear from all
 
 
 class InFlight(NamedTuple):
@@ -65,6 +67,15 @@ def connection_bytes(limits: Path = _LIMITS) -> int:
 
 
 def connections_allowed(peers: int) -> int:
-    """Return how many connections to each of so many peers take no more than a share of what a process may open."""
+    """Return how many connections to each of so many peers take no more than a share of what may still be opened."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST_CONNECTIONS if files == resource.RLIM_INFINITY else max(int(_SHARE_OF_FILES * files) // peers, 1)
+    if files == resource.RLIM_INFINITY:
+        return _MOST_CONNECTIONS
+    with contextlib.suppress(OSError):
+        files -= len(os.listdir("/proc/self/fd"))
+    return max(int(_SHARE_OF_FILES * files) // peers, 1)
+
+
+def places_allowed(peers: int, place_bytes: int) -> int:
+    """Return how many places of that size for each of so many peers take no more memory than they may."""
+    return _MOST_BYTES // (peers * place_bytes)
