@@ -88,7 +88,7 @@ def test_places_take_no_more_memory_than_they_may() -> None:
 
 
 def test_there_are_never_fewer_places_than_usual(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_MOST_BYTES", 2 * 6 * (3 << 13))
+    monkeypatch.setattr(limits, "MOST_BYTES", 2 * 6 * (3 << 13))
 
     def job(engine: HierarchicalEngine) -> list[int]:
         found = []

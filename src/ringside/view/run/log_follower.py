@@ -19,8 +19,10 @@ LEAST_SECONDS = 10.0
 """The folder is looked at again at most so often, and ..."""
 SHARE = 0.02
 """... so that no larger share of the time is spent on it."""
-STEP_S, STEPS_PER_CHECK = 0.1, 10
-"""So often it is asked whether the files are judged, and every so many times the folder: whether it still answers."""
+STEP_S = 0.1
+"""So often it is asked whether the files are judged, ..."""
+STEPS_PER_CHECK = 10
+"""... and every so many times the folder: whether it still answers."""
 SLOW_S = 1.0
 """What the folder takes longer than this to answer is no work of this machine."""
 SILENT_S = 30.0

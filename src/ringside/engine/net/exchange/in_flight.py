@@ -24,7 +24,7 @@ _MOST_PLACES, _MOST_CONNECTIONS = 64, 8
 _LIMITS = Path("/proc/sys/net/ipv4")
 _USUAL_BYTES = 4 << 20  # Linux's own limit, where it says nothing
 _SHARE_OF_FILES = 0.25  # of what a process may still open, for connections
-_MOST_BYTES = 256 << 20  # places of all peers: every link has as many, and a rank of a large job may hear from all
+MOST_BYTES = 256 << 20  # places of all peers: every link has as many, and a rank of a large job may hear from all
 
 
 class InFlight(NamedTuple):
@@ -78,4 +78,4 @@ def connections_allowed(peers: int) -> int:
 
 def places_allowed(peers: int, place_bytes: int) -> int:
     """Return how many places of that size for each of so many peers take no more memory than they may."""
-    return _MOST_BYTES // (peers * place_bytes)
+    return MOST_BYTES // (peers * place_bytes)
