@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support.waiting import until
 
 from ringside.bench import launch
 from ringside.bench.launch import rank_commands, run_launches, run_ranks
@@ -15,6 +16,7 @@ from ringside.bench.messages import Begin, Done, Limit, Message, MessageReader, 
 from ringside.bench.plan import COLLECTIVES, STEPS, BenchPlan, whole_items
 from ringside.bench.result import merge
 from ringside.errors import RingsideError
+from ringside.processes import read_stat
 
 
 def plan(**changed: object) -> BenchPlan:
@@ -176,8 +178,7 @@ def test_what_a_shell_that_starts_the_ranks_waits_for_ends_with_it(ignored: str,
     pid = int(log.read_text().split()[0])
     assert alive(pid)
     ranks.end()
-    stat = Path(f"/proc/{pid}/stat")
-    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+    until(lambda: (found := read_stat(pid)) is None or found.state == "Z", "its end: it was killed")
 
 
 def test_messages_are_read_while_they_are_written(tmp_path: Path):

@@ -149,7 +149,12 @@ def test_the_places_of_closed_communicators_are_used_again(version: int, library
     ring = follower.read(is_last=True)
     assert ring is not None
     assert (ring.dropped, ring.torn) == (0, 0)
-    assert follower.calls == played_calls(playing.result())
+    played = played_calls(playing.result())
+    assert follower.calls.keys() == played.keys()
+    # Of a thread that has no processor for long a call is given up; nothing else may differ.
+    given_up = [call for call, times in follower.calls.items() if times != played[call]]
+    assert all(follower.calls[call] == (played[call][0], 0) for call in given_up)
+    assert len(given_up) <= 4
     assert len(follower.late) > COMMUNICATORS
     assert all(communicator == peer for communicator, peer in follower.late)
 

@@ -146,6 +146,7 @@ def has(text: str, cell: str) -> bool:
     return bool(re.search(".*".join(map(re.escape, cell.replace("`", "").split("..."))), text, re.DOTALL))
 
 
+@pytest.mark.noisy  # torch's own groups are made within a second, or fail
 def test_messages_are_as_the_table_says_and_have_the_words_that_code_looks_for():
     with meeting_point() as path, Team(2) as ours, Team(2) as stock:
         ours.start(every_error, path, "ringside")
