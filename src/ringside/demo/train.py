@@ -137,9 +137,8 @@ class Trainer:
     def calibrate(self, fault: Slow, session: Session, size: float) -> Slow:
         """Return a fault with the factor at which its rank is slower by `size`. A collective.
 
-        A copy of the model is trained as the model will be, first without the fault and then with it, and the factor is
-        corrected after every two blocks with it. (Not in turn: for some steps after a fault the rank that waited is
-        slower than it was before.) The model, its data and all random states stay as they are.
+        A copy of the model is trained in blocks with and without the fault, in turn, and the factor is corrected
+        after each two of both. The model, its data and all random states stay as they are.
         """
         wrapped = DistributedDataParallel(copy.deepcopy(self.model), gradient_as_bucket_view=True)
         attachment = ringside.attach(wrapped)
@@ -152,7 +151,7 @@ class Trainer:
         aside.block(train)  # DDP's buckets are rebuilt, caches are filled
         factor, factors, ratios = 1.0 + size, list[float](), list[Seconds]()
         for block in range(CALIBRATION_BLOCKS):
-            is_faulty = block >= HEALTHY_BLOCKS
+            is_faulty = (block + block // 2) % 2 == 1  # without with with without: a drift hits both alike
             injector = inject(replace(fault, factor=factor, from_step=0) if is_faulty else None, wrapped, self.rank)
             injector.step(0)
             own = [record.own_seconds for record in aside.block(train, CALIBRATION_SETTLE)]
@@ -161,7 +160,7 @@ class Trainer:
             dist.all_gather_object(everybody, own)
             ratios.append(log_ratios(np.array(everybody).T, fault.rank))
             factors += [factor if is_faulty else 1.0] * len(own)
-            if is_faulty and block % 2:
+            if block % 4 == 3:
                 factor = calibrated_factor(np.concatenate(ratios), factors, size)
         attachment.detach()
         at_bound = is_at_bound(factor, size)
@@ -266,8 +265,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 BLOCK_STEPS = 8
 SETTLE_STEPS = 3
 """Steps at the start of a block that are not counted: caches, and DDP's rebuilt buckets in the first block."""
-CALIBRATION_BLOCKS, HEALTHY_BLOCKS, CALIBRATION_SETTLE = 12, 4, 1
-"""Blocks in all, and those without the fault, which come first; one before them is not counted."""
+CALIBRATION_BLOCKS, CALIBRATION_SETTLE = 12, 1
+"""With and without the fault together; before them is one that is not counted."""
 
 
 class Aside:
