@@ -5,15 +5,12 @@ python -m bench.doctor.calls [--ranks 64] [--lines 100000]
 
 from __future__ import annotations
 
-import resource
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 from bench.common import make_parser
-
-from ringside.doctor import examine
+from bench.doctor.dumps import judged
 
 START_US = 1_790_000_000_000_000  # when the job began, µs since 1970
 LATE = 5  # the rank that comes last
@@ -27,12 +24,7 @@ def main() -> None:
     print(f"{'ranks':>6} {'lines':>7} {'MB':>7} {'wall s':>7} {'CPU s':>7} {'peak MB':>8}  verdict")
     with tempfile.TemporaryDirectory() as folder:
         nbytes = write_logs(Path(folder), args.ranks, args.lines)
-        wall, cpu = time.monotonic(), time.process_time()
-        found = examine([folder])
-        wall, cpu = time.monotonic() - wall, time.process_time() - cpu
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    said = ", ".join(f"{verdict.kind} {verdict.ranks}" for verdict in found.verdicts)
-    print(f"{args.ranks:6} {args.lines:7} {nbytes / 1e6:7.1f} {wall:7.2f} {cpu:7.2f} {peak:8.0f}  {said}")
+        print(f"{args.ranks:6} {args.lines:7} {nbytes / 1e6:7.1f} {judged(folder)}")
 
 
 def write_logs(folder: Path, ranks: int, lines: int) -> int:

@@ -27,12 +27,17 @@ def main() -> None:
     for calls in numbers(args.calls):
         with tempfile.TemporaryDirectory() as folder:
             nbytes = write_dumps(Path(folder), args.ranks, calls)
-            wall, cpu = time.monotonic(), time.process_time()
-            found = examine([folder])
-            wall, cpu = time.monotonic() - wall, time.process_time() - cpu
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        said = ", ".join(f"{verdict.kind} {verdict.ranks}" for verdict in found.verdicts)
-        print(f"{args.ranks:6} {calls:6} {nbytes / 1e6:7.1f} {wall:7.2f} {cpu:7.2f} {peak:8.0f}  {said}")
+            print(f"{args.ranks:6} {calls:6} {nbytes / 1e6:7.1f} {judged(folder)}")
+
+
+def judged(folder: str) -> str:
+    """Return what examining a folder takes, seconds of wall and CPU and this process's peak in MB, and the verdicts."""
+    wall, cpu = time.monotonic(), time.process_time()
+    found = examine([folder])
+    wall, cpu = time.monotonic() - wall, time.process_time() - cpu
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    said = ", ".join(f"{verdict.kind} {verdict.ranks}" for verdict in found.verdicts)
+    return f"{wall:7.2f} {cpu:7.2f} {peak:8.0f}  {said}"
 
 
 def write_dumps(folder: Path, ranks: int, calls: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.networks import uniform
-from tests.support.thread_transport import Switchboard, Threads
+from tests.support.thread_transport import Switchboard, Threads, each_on_a_thread
 
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import DTYPES
@@ -257,32 +257,20 @@ class Left:
 def far_engines(n: int, delay_s: float, job: Any) -> list[Any]:
     """Run a job on n ranks that are far from each other; return what each returned."""
     board, own = Switchboard(n), Switchboard(n)
-    results: list[Any] = [None] * n
-    errors: list[BaseException] = []
+    far: dict[int, Far] = {}
 
-    def run(rank: int) -> None:
+    def run(rank: int) -> Any:
         rank_map = RankMap(rank, tuple((r,) for r in range(n)), tuple(f"host{r}" for r in range(n)), ("",) * n)
-        far = Far(board, rank, delay_s)
-        exchange = Exchange(far, segment_bytes=1 << 16)
-        engine = HierarchicalEngine(rank_map, exchange, None, NativeByThreads(own, rank), timeout_s=20)
-        try:
-            results[rank] = job(engine)
-        except BaseException as error:
-            errors.append(error)
-            board.fail(LinkFailure("left", rank))
-        finally:
-            far.under_way.put(None)
-            far.carrier.join()
+        far[rank] = Far(board, rank, delay_s)
+        exchange = Exchange(far[rank], segment_bytes=1 << 16)
+        return job(HierarchicalEngine(rank_map, exchange, None, NativeByThreads(own, rank), timeout_s=20))
 
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(n)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60.0)
-        assert not thread.is_alive(), "a rank does not end"
-    if errors:
-        raise errors[0]
-    return results
+    try:
+        return each_on_a_thread(n, run, lambda rank: board.fail(LinkFailure("left", rank)))
+    finally:
+        for transport in far.values():
+            transport.under_way.put(None)
+            transport.carrier.join()
 
 
 def test_all_ranks_agree_on_what_a_long_link_has_on_its_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

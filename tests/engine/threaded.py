@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tests.support.thread_transport import Switchboard, Threads
+from tests.support.thread_transport import Switchboard, Threads, each_on_a_thread
 
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import ITEM_BYTES
@@ -74,23 +74,10 @@ def on_threads(
 ) -> list[Any]:
     """Run a job on n ranks, each a thread and a host of its own; return what each returned, by rank."""
     board, own = Switchboard(n), Switchboard(n)
-    results: list[Any] = [None] * n
-    errors: list[BaseException] = []
+    engines: dict[int, HierarchicalEngine] = {}
 
-    def run(rank: int) -> None:
-        engine = make_engine(board, rank, NativeByThreads(own, rank, native_pause_s), segment_bytes)
-        try:
-            results[rank] = job(engine)
-        except BaseException as error:
-            errors.append(error)
-            engine.close()
+    def run(rank: int) -> Any:
+        engines[rank] = make_engine(board, rank, NativeByThreads(own, rank, native_pause_s), segment_bytes)
+        return job(engines[rank])
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(n)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60.0)
-        assert not thread.is_alive(), "a rank does not end"
-    if errors:
-        raise errors[0]
-    return results
+    return each_on_a_thread(n, run, lambda rank: engines[rank].close())

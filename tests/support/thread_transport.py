@@ -160,3 +160,32 @@ class Threads:
     def describe(self) -> dict[str, Any]:
         """Return its name."""
         return {"transport": "threads"}
+
+
+def each_on_a_thread(size: int, function: Callable[[int], Any], failed: Callable[[int], object]) -> list[Any]:
+    """Run a function for every vertex on a thread of its own; return what each returned, or raise what came first.
+
+    Args:
+        size: Number of vertices.
+        function: Called with each.
+        failed: Called with one whose function raised, so that the others do not wait for it.
+    """
+    results: list[Any] = [None] * size
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = function(rank)
+        except BaseException as error:
+            errors.append(error)
+            failed(rank)
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+        assert not thread.is_alive(), "a vertex does not end"
+    if errors:
+        raise errors[0]
+    return results

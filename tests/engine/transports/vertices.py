@@ -5,40 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.support.ranks import place
-from tests.support.thread_transport import Switchboard, Threads
+from tests.support.thread_transport import Switchboard, Threads, each_on_a_thread
 
 from ringside.engine.transports.base import LinkFailure
-
-LIMIT_S = 60.0
 
 
 def on_threads(size: int, function: Callable[[Threads], Any], timeout_s: float = 20.0) -> list[Any]:
     """Run a function on the vertices of a switchboard; return what each returned, or raise what one raised."""
     board = Switchboard(size, timeout_s)
-    results: list[Any] = [None] * size
-    errors: list[BaseException] = []
-
-    def vertex(rank: int) -> None:
-        try:
-            results[rank] = function(Threads(board, rank))
-        except BaseException as error:
-            errors.append(error)
-            board.fail(LinkFailure("left", rank))
-
-    threads = [threading.Thread(target=vertex, args=(rank,), daemon=True) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-        assert not thread.is_alive(), "a vertex does not end"
-    if errors:
-        raise errors[0]
-    return results
+    return each_on_a_thread(
+        size, lambda rank: function(Threads(board, rank)), lambda rank: board.fail(LinkFailure("left", rank))
+    )
 
 
 @contextlib.contextmanager
