@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import gc
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,8 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 import ringside  # noqa: E402
 from ringside import _core  # noqa: E402
 from ringside.engine.runtime.queue import QueuedCollective  # noqa: E402
+from ringside.errors import SyncError  # noqa: E402
+from ringside.pytorch.ddp.attached_model import own_hook  # noqa: E402
 
 from .training import (  # noqa: E402
     Plan,
@@ -502,3 +507,31 @@ def test_join_with_uneven_inputs() -> None:
         assert same
         assert is_ours(counters)
         assert kept <= 4, "what nobody waited for is kept"
+
+
+def at_exit(port: int, path: str) -> list[tuple[bool, bool]]:
+    """Return after each exit handler whether the gradients' communicator is closed, and whether steps are taken in."""
+    handlers: list[Callable[[], Any]] = []
+    found = []
+    with group(port) as rank, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(atexit, "register", lambda *call, **how: handlers.append(functools.partial(*call, **how)))
+        ddp, attachment, optimizer = small_attachment(run_dir=path, engine="ringside")
+        hook, session = own_hook(ddp), attachment.session
+        assert hook is not None
+        assert session is not None
+        steps(ddp, optimizer, rank, 2)
+        for handler in reversed(handlers):
+            handler()
+            try:
+                hook.reducer.communicator.barrier()
+            except SyncError:
+                found.append((True, session.is_recording))
+            else:
+                found.append((False, session.is_recording))
+    return found
+
+
+def test_at_exit_peers_learn_that_a_rank_leaves_before_its_session_waits_for_theirs(tmp_path: Path) -> None:
+    for found in ddp_ranks(2, at_exit, str(tmp_path / "run")):
+        assert (True, True) in found
+        assert (False, False) not in found

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from typing import Any
+from collections import Counter
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -44,9 +45,10 @@ class Chooser:
         self.trial_at = {7: 1.0} if tries else {}
         self.history = ["first", "second"]
         self.listeners: list[Any] = []
+        self.starts = 0
 
     def start(self) -> None:
-        pass
+        self.starts += 1
 
     def choose(self, size_bytes: int, dtype: int, op: int) -> AlgorithmSpec:
         self.told.append(("choose", size_bytes, dtype, op))
@@ -84,8 +86,9 @@ def chooses(path: str, tries: bool, settled: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     chooser = Chooser(tries, settled)
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
-        patch.setattr(between_hosts, "Tuner", lambda *_, **__: chooser)
+        patch.setattr(between_hosts, "Tuner", lambda across, key, wire: found.update(key=key) or chooser)
         comm = stack.enter_context(communicator(path, [0, 1], algorithm=None))
+        found["began"] = (found.pop("key")["wire_dtype"], chooser.starts, len(chooser.listeners))
         sums = [comm.all_reduce(torch.full((8,), 1.0 + comm.rank)).tolist() for _ in range(2 * EVERY_NOTED)]
         found["sums"] = sums == [[3.0] * 8] * len(sums)
         found["small"] = chooser.heard()
@@ -128,6 +131,7 @@ SMALL = [("choose", 32, 0, 0), ("begin", 8, WAY, 0), ("after", 32, WAY, 0, True)
 def test_who_chooses_is_told_of_every_size_and_of_one_in_some_of_those_that_are_ready() -> None:
     with meeting_point() as path:
         for found in on_ranks(2, chooses, path, False, True):
+            assert found["began"] == ("float32", 1, 1), "it measures once, and of its changes the run is told"
             assert found["sums"]
             assert found["small"] == [*SMALL, ("choose", 32, 0, 0), ("note", 32, WAY, 0, True)]
             assert found["calls"] == 2 * EVERY_NOTED - 1
@@ -275,6 +279,30 @@ def natively(port: int) -> list[Any]:
         return [*found, carried(hook), dict(hook.counters), hook.defer_wait(), carrier.has_buckets]
 
 
+def fails(state: float, bucket: Any) -> Any:
+    future: Any = torch.futures.Future()
+    future.set_exception(RuntimeError("the script's own"))
+    return future
+
+
+def with_a_hook_that_fails(port: int) -> list[str]:
+    """Where DDP is told what went wrong in the script's own hook: by the bucket's future, and not at the end."""
+    with group(port):
+        carrier = UserHookReducer(dist.group.WORLD, 1.0, fails, Counter())
+        carrier.will_wait = True
+        future = carrier.reduce(cast(Any, Bucket(torch.ones(2))))
+        with pytest.raises(RuntimeError) as caught:
+            future.wait()
+        carrier.outcomes.raise_first()
+        return [str(caught.value).partition("\n")[0], str(carrier.outcomes.is_empty)]
+
+
+def test_what_goes_wrong_in_a_hook_of_the_users_is_left_to_ddp() -> None:
+    ((said, is_empty),) = ddp_ranks(1, with_a_hook_that_fails)
+    assert "the script's own" in said
+    assert is_empty == "True"
+
+
 def scaled(state: float, bucket: Any) -> Any:
     future: Any = torch.futures.Future()
     future.set_result(bucket.buffer().mul_(state))
@@ -340,3 +368,29 @@ def test_the_engine_carries_means_and_shares_and_says_what_it_took(hosts: list[i
             more = 2 if hosts == [0, 0] else 0  # numbers that the engine does not know go to the group
             assert found[3:7] == [4 + more, 4 * 24 + more * 48, True, 4 + more]
             assert len(found[7]) == (hosts == [0, 0])
+
+
+def beside_the_group(path: str) -> list[Any]:
+    """What a synchronisation took, where the group reduced all of it, and where it reduced some."""
+    of_group = SyncTimes(
+        sync_seconds=1e3, wait_seconds=math.nan, payload_bytes=7, collectives=3, busy_seconds=500.0, latency_seconds=2.0
+    )
+    with process_group(path, 2), pytest.MonkeyPatch.context() as patch:
+        from ringside import communicator
+
+        carrier = RingsideReducer(communicator(timeout=30).local, dist.group.WORLD)
+        patch.setattr(NativeReducer, "pop_timings", lambda self: lambda: of_group)
+        carried(carrier, None, torch.complex64)
+        alone = carrier.pop_timings()()
+        carried(carrier)
+        carried(carrier, None, torch.complex64)
+        both: SyncTimes = carrier.pop_timings()()
+        carrier.close()
+        found = [alone is of_group, 1e3 < both.sync_seconds < 1060, 500 < both.busy_seconds < 560]
+        return [*found, both.payload_bytes, both.collectives, 0 <= both.wait_seconds < 60, both.latency_seconds]
+
+
+def test_what_the_engine_took_is_added_to_what_the_group_took_beside_it() -> None:
+    with meeting_point() as path:
+        for found in on_ranks(2, beside_the_group, path):
+            assert found == [True, True, True, 2 * 24 + 7, 2 + 3, True, 2.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import json
@@ -69,6 +70,63 @@ def test_layout_does_not_count_and_bits_do() -> None:
     assert len({digests.digest(tensor) for tensor in (zeros, *others)}) == 1 + len(others)
     assert digests.digest(nans) == digests.digest(nans.clone())
     assert digests.digest(nans) != digests.digest(-nans)
+
+
+class Elsewhere(torch.Tensor):
+    """A parameter that says it is on a device, as far as digests ask."""
+
+    is_cpu = False
+    is_cuda = False
+
+
+class OnCuda(Elsewhere):
+    is_cuda = True
+
+
+class DeviceEvent:
+    """An event to which the device comes when the test says so."""
+
+    is_over = False
+
+    def record(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return DeviceEvent.is_over
+
+
+def parameters_of(kinds: list[type[torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+    return [(f"layer {n}", tensor_of(torch.float32, 3 + n, 5).as_subclass(kind)) for n, kind in enumerate(kinds)]
+
+
+def test_where_a_parameter_is_does_not_count() -> None:
+    found = []
+    for kinds in ([torch.Tensor] * 6, [torch.Tensor, *[Elsewhere] * 4, torch.Tensor]):
+        named = parameters_of(kinds)
+        taken = digests.ParameterDigests(dist.HashStore(), 0, named, 4)
+        assert taken.check(1, 7)
+        (check,), lists = taken.own()
+        found.append((check.number, check.step, check.digest, lists))
+    assert found[0] == found[1]
+
+
+def test_digests_of_a_device_are_not_waited_for_and_are_those_of_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory, **how: empty(*size, **how))
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "Event", DeviceEvent)
+    monkeypatch.setattr(DeviceEvent, "is_over", False)
+    named = parameters_of([OnCuda, OnCuda])
+    taken = digests.ParameterDigests(dist.HashStore(), 0, named, 4)
+    assert taken.check(1, 7)
+    assert not taken.check(2, 8)
+    assert taken.own() == ([], [])
+    monkeypatch.setattr(DeviceEvent, "is_over", True)
+    assert not taken.check(3, 9)
+    (check,), _ = taken.own()
+    assert (check.number, check.step) == (1, 7)
+    assert taken.check(4, 10)
+    assert [check.number for check in taken.own()[0]] == [1, 4]
 
 
 # ------------------------------------------------------------------------------------------------ on the ranks

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -136,3 +140,30 @@ def test_detaching_while_ddp_waits_loses_nothing() -> None:
         assert gap == 0.0
         assert counters["ringside/ring"] > 0
         assert counters["gloo"] > 0
+
+
+def ends_told(port: int, between: bool) -> list[tuple[float, float]]:
+    """Return of each synchronisation for how long it is said to be over when that is told, and for how long it is."""
+    found: list[tuple[float, float]] = []
+    with own_machines() if between else contextlib.nullcontext(), group(port) as rank:
+        ddp = DistributedDataParallel(build("mlp"), bucket_cap_mb=0.01)
+        attachment, hook = ringside.attach(ddp, engine="ringside", monitor=False), own_hook(ddp)
+        assert hook is not None
+        sync_ends = hook.clock.sync_ends
+
+        def noted(take: Any, ago: float = 0.0) -> None:
+            found.append((ago, time.perf_counter() - hook.reducer.outcomes.ended))
+            sync_ends(take, ago)
+
+        hook.clock.sync_ends = noted
+        for step in range(3):
+            ddp(batch(rank, step)).square().mean().backward()
+        attachment.detach()
+    return found
+
+
+@pytest.mark.parametrize("between", [True, False])
+def test_a_wait_that_is_ddps_was_over_when_its_last_bucket_was(between: bool) -> None:
+    for told in ddp_ranks(2, ends_told, between):
+        assert len(told) == 3
+        assert all(0.0 < ago <= most if between else ago == 0.0 for ago, most in told), told

@@ -16,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from bench.monitor.parallel_jobs import Episode, train  # noqa: E402
+from tests.monitor.device import FakeDevice  # noqa: E402
 from tests.support.ranks import Team, hear, on_ranks, place, say  # noqa: E402
 from tests.support.waiting import until  # noqa: E402
 from torch.distributed import distributed_c10d as c10d  # noqa: E402
@@ -23,6 +24,7 @@ from torch.distributed import distributed_c10d as c10d  # noqa: E402
 import ringside  # noqa: E402
 from ringside.errors import UsageError  # noqa: E402
 from ringside.monitor.wait_meter import WaitMeter, WatchedGroup  # noqa: E402
+from ringside.pytorch import group_watch  # noqa: E402
 from ringside.pytorch.group_watch import Ends  # noqa: E402
 from ringside.pytorch.process_group.carrier import Carrier, carrier_of  # noqa: E402
 from ringside.pytorch.recording import session as sessions  # noqa: E402
@@ -299,6 +301,75 @@ def test_what_a_device_does_is_asked_whether_it_is_over_until_it_is_and_then_let
     until(lambda: [gc.collect(), all(ref() is None for ref in known)][1], "that works which are over are let go")
     assert issued[0].over != issued[0].over
     ends.close()
+
+
+def on_a_device_without_a_clock(path: str) -> list[Any]:
+    """All-reduce what is on a device that no events are known of."""
+    join()
+    said: list[str] = []
+    logging.getLogger("ringside.pytorch.group_watch").addFilter(lambda record: bool(said.append(record.getMessage())))
+    watch = ringside.watch(run_dir=path)
+    clock, carrier = watch.session.clock, carrier_of(dist.group.WORLD)
+    dist.all_reduce(torch.zeros(4))
+    is_watched = clock.groups is not None and clock.groups.has_issued
+    for _ in range(2):
+        carrier.allreduce([torch.empty(0, device="meta")], dist.AllreduceOptions())
+    found = [is_watched, clock.groups is None, watch.session.watch is None or watch.session.watch.groups is None, said]
+    leave()
+    return found
+
+
+def test_on_a_device_that_cannot_be_timed_groups_are_not_watched_and_that_is_said_once(tmp_path: Path) -> None:
+    words = "collectives on meta are not timed: this job is not watched by its groups"
+    for rank, found in enumerate(on_ranks(2, on_a_device_without_a_clock, str(tmp_path / "run"))):
+        assert found == [True, True, True, [words] if rank == 0 else []]
+
+
+class Device(FakeDevice, Uncaptured):
+    """Pretended, with all that `watch()` asks of CUDA's."""
+
+
+def beside_a_device(path: str) -> list[Any]:
+    """Training is on a device, of which a collective was issued; return what is known of one of host tensors."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(group_watch, "events_of", lambda device: Device())
+        patch.setattr(torch.cuda, "default_stream", lambda device: None)
+        join()
+        watch = ringside.watch(run_dir=path)
+        groups, carrier = watch.session.clock.groups, carrier_of(dist.group.WORLD)
+        carrier.allreduce([torch.empty(0, device="meta")], dist.AllreduceOptions())
+        groups.end_step()
+        counted, moved = groups.counts.total(), groups.moves
+        dist.all_reduce(torch.zeros(4))
+        found = [groups.device is not None, groups.has_issued, groups.counts.total() - counted, groups.moves - moved]
+        leave()
+        return found
+
+
+def test_what_the_host_does_beside_a_device_is_counted_and_not_timed(tmp_path: Path) -> None:
+    assert on_ranks(2, beside_a_device, str(tmp_path / "run")) == [[True, False, 1, 1]] * 2
+
+
+def two_messages() -> dict[int, float]:
+    """Rank 0 waits for a message of each of the others, of which rank 1 is late; return how long, by sender."""
+    rank = join()
+    watch = ringside.watch()
+    dist.barrier()
+    watch.session.clock.groups.end_step()
+    if rank == 0:
+        for work in [dist.irecv(torch.zeros(4), sender) for sender in (1, 2)]:
+            work.wait()
+    else:
+        time.sleep(0.1 if rank == 1 else 0.0)
+        dist.send(torch.ones(4), 0)
+    sums = watch.session.clock.groups.end_step()()
+    leave()
+    return {use.peer: use.blocked_seconds for use in sums.uses}
+
+
+def test_a_wait_for_a_message_is_ascribed_to_its_sender() -> None:
+    waited, *_ = on_ranks(3, two_messages)
+    assert waited[1] > 0.05 > waited[2]
 
 
 def by_hand(path: str) -> int:

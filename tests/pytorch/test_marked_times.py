@@ -99,6 +99,27 @@ def test_steps_are_recorded_when_their_marks_are_reached(tmp_path: Path) -> None
     assert all(record.collectives > 1 for record in records if record.step > 4)  # DDP tells late
 
 
+def pauses(port: int, path: str) -> int:
+    """Train with steps that are no part of the run among the others; return how many steps a listener heard of."""
+    heard: list[StepRecord] = []
+    with pytest.MonkeyPatch.context() as patch, group(port) as rank:
+        patch.setattr(attached_model, "marker_of", lambda model: LateHost())
+        ddp, attachment, optimizer = small_attachment(run_dir=path, engine="native")
+        attachment.session.on_record(heard.append)
+        steps(ddp, optimizer, rank, 3)
+        with attachment.session.pause():  # whose steps have the numbers of those after it
+            steps(ddp, optimizer, rank, 4)
+        steps(ddp, optimizer, rank, 1)
+        attachment.session.end()
+    return len(heard)
+
+
+def test_steps_of_a_pause_are_timed_and_no_part_of_the_run(tmp_path: Path) -> None:
+    assert ddp_ranks(2, pauses, str(tmp_path / "run")) == [8, 8]
+    records = RunReader(tmp_path / "run").poll()
+    assert sorted((r.rank, r.step) for r in records) == [(rank, step) for rank in (0, 1) for step in range(4)]
+
+
 def test_a_synchronisation_ends_after_ddp_has_waited_for_it(tmp_path: Path) -> None:
     first, second = ddp_ranks(2, trains, str(tmp_path / "run"), 0)
     assert len(first["averaged"]) == STEPS

@@ -6,16 +6,26 @@ import datetime
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
+from ringside.engine import HostCommunicator  # noqa: E402
 from ringside.errors import DeadlineError, UsageError  # noqa: E402
+from ringside.pytorch.communicator.communicator import GroupCommunicator  # noqa: E402
 from ringside.pytorch.process_group.arguments import normalize  # noqa: E402
 from ringside.pytorch.process_group.carrier import carrier_of  # noqa: E402
-from ringside.pytorch.process_group.collectives import TABLE, all_gather, broadcast  # noqa: E402
+from ringside.pytorch.process_group.collectives import (  # noqa: E402
+    MOST_RANKS,
+    MOST_READ_BYTES,
+    TABLE,
+    all_gather,
+    broadcast,
+    is_one_shot,
+)
 
 from .process_groups import OF_TODAY, on_both, on_ours  # noqa: E402
 
@@ -122,6 +132,19 @@ def test_a_call_and_a_living_group_can_be_given_a_shorter_timeout():
     first, second = on_ours(2, short_limits)
     assert len(first) == 3
     assert first[-1] == second[-1] == "18.0"  # each of the four was carried out when rank 1 came, and the fifth too
+
+
+def test_small_tensors_of_few_ranks_of_one_host_go_in_one_shot() -> None:
+    def goes(size_bytes: int, ranks: int = 8, kind: type = HostCommunicator) -> bool:
+        comm = Mock(spec=kind, size=ranks, inline_bytes=40_000)
+        return is_one_shot(comm, size_bytes)
+
+    assert goes(MOST_READ_BYTES // 8)
+    assert not goes(MOST_READ_BYTES // 8 + 1), "all ranks read all of it"
+    assert goes(40_000, ranks=2)
+    assert not goes(40_001, ranks=2)
+    assert not goes(4, ranks=MOST_RANKS + 1)
+    assert not goes(4, ranks=2, kind=GroupCommunicator), "of several hosts"
 
 
 # ------------------------------------------------------------------------------------------------ dtypes x reductions

@@ -178,6 +178,38 @@ def test_a_store_that_never_answers_is_noticed_by_the_training_and_does_not_hold
     assert RunReader(tmp_path / "run").summary() is not None
 
 
+def the_end_waits(port: int, run: str, is_known: bool) -> float:
+    """End a session whose store does not answer; return for how long its monitor is waited for."""
+    waits: list[float] = []
+    join = threading.Thread.join
+
+    def noted(thread: threading.Thread, timeout: float | None = None) -> None:
+        if thread.name == "ringside-monitor" and timeout is not None:
+            waits.append(timeout)
+        else:
+            join(thread, timeout)
+
+    with pytest.MonkeyPatch.context() as patch, group(port), Said():
+        quiet(patch)
+        session = begin(run, goodbye_s=30.0)
+        answers = threading.Event()
+        patch.setattr(session.outbox, "send", lambda records: answers.wait(60))
+        session.silence.is_reported = is_known
+        patch.setattr(threading.Thread, "join", noted)
+        session.end()
+        (thread,) = (one for one in threading.enumerate() if one.name == "ringside-monitor")
+        answers.set()
+        join(thread, 60)
+    return waits[0]
+
+
+@pytest.mark.parametrize(("is_known", "seconds"), [(True, 1.0), (False, 60.0)])
+def test_a_store_that_is_known_not_to_answer_is_not_given_the_time_to_say_goodbye(
+    tmp_path: Path, is_known: bool, seconds: float
+) -> None:
+    assert ddp_ranks(1, the_end_waits, str(tmp_path / "run"), is_known) == [seconds]
+
+
 def the_newest_are_kept(port: int, run: str) -> list[Any]:
     """Steps that nobody fetches: few are kept whole, and in the end the oldest go."""
     with pytest.MonkeyPatch.context() as patch, group(port):

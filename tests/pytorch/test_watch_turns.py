@@ -309,6 +309,19 @@ def test_ranks_that_write_their_stacks_are_waited_for_until_the_session_ends(
     assert time.monotonic() - began < PATIENCE_S
 
 
+def test_who_looks_at_a_host_no_more_maps_no_page_of_it_and_keeps_its_own(ranks: Ranks) -> None:
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count("memfd:ringside-watch")
+
+    before = mapped()
+    host = ranks.seen_by(1)
+    assert mapped() == before + 2
+    host.close()
+    assert mapped() == before
+    assert host.standings(time.monotonic()) == []
+    ranks.boards[1].entered(8)  # the training thread goes on
+
+
 # ------------------------------------------------------------------------------------------------ whole watchers
 
 
@@ -600,6 +613,15 @@ def test_a_rank_that_failed_tells_why_before_it_ends(job: Job) -> None:
     assert job.told[0][1]["verdict"]["kind"] == "mismatch"
     job.watches[0].end()
     assert job.watches[0].board.fd == -1
+
+
+def test_the_last_that_a_rank_shows_is_where_it_has_ended(job: Job) -> None:
+    seen = ProgressView.of_process(0, os.getpid(), job.watches[0].board.fd)
+    job.look(0)
+    job.steps = [9, 0]
+    job.watches[0].end()
+    assert (seen.number("step"), seen.number("left")) == (9, 1)
+    seen.close()
 
 
 def test_the_end_in_good_order_is_no_verdict_and_is_said(job: Job) -> None:
