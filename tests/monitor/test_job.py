@@ -15,6 +15,7 @@ from ringside.monitor.job.watcher import (
     CommunicationBound,
     Episode,
     InputBound,
+    JobStep,
     JobWatcher,
     SmallCollectives,
     reprice,
@@ -112,6 +113,30 @@ def test_small_collectives_in_unsteady_steps_are_named_once() -> None:
 
 def test_small_collectives_that_backward_hides_cost_nothing_and_are_not_named() -> None:
     assert watch(watcher(), job(300, exposed=0.001, **TINY)) == []
+
+
+def test_more_than_ten_collectives_are_too_small_where_a_quarter_of_the_synchronisation_would_be_saved() -> None:
+    latency = 1 / 128  # beside it the bytes take 17 times that, so four buckets would be best
+    step = JobStep(0, 1.0, 0.5, 0.0, (11 + 17) * latency, latency, 1e6, 11)
+
+    def share(**changes: float) -> float:
+        return SmallCollectives().share(step._replace(**changes))
+
+    assert share() == 7 * latency
+    assert share(busy_seconds=(11 + 17.1) * latency) == 0.0
+    assert share(busy_seconds=12 * latency) == 10 * latency
+    assert share(busy_seconds=12 * latency, collectives=10) == 0.0
+
+
+def test_an_episode_begins_at_its_bar_and_ends_below_the_other() -> None:
+    episode = Episode(begins_at=0.5, ends_at=0.25, seconds=0.0)
+
+    def is_open(share: float) -> bool:
+        for step in range(WARM_UP_STEPS + WINDOW_STEPS):
+            episode.update(step, share, 1.0)
+        return episode.is_open
+
+    assert [is_open(share) for share in (0.49, 0.5, 0.25, 0.24)] == [False, True, True, False]
 
 
 def test_few_large_collectives_are_not_small() -> None:

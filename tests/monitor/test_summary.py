@@ -147,6 +147,23 @@ def test_two_culprits_are_priced_together_too(
     assert sum(verdict["cost_rank_seconds"] for verdict in verdicts) < 0.3 * together
 
 
+def test_ranks_that_only_a_links_verdict_names_are_not_priced_as_slow(
+    tmp_path: Path, make_own: Make, make_records: Records, make_info: Info
+) -> None:
+    own = make_own(300, 4)
+    own[100:, 2] *= 1.3
+    collected_run(tmp_path, own, make_info(4), make_records(own))
+    link = {
+        "kind": "slow_link", "ranks": [0, 1], "since_step": 100, "detected_step": 120, "excess_ratio": 0.5,
+        "cause": "", "cost_rank_seconds": 1.0, "advice": "", "evidence": {},
+    }  # fmt: skip
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"unix": 1.7e9, "kind": "verdict", "step": 120, "verdict": link}) + "\n")
+    verdicts = finish_run(tmp_path, render_report)["verdicts"]
+    assert [verdict["ranks"] for verdict in verdicts] == [[2], [0, 1]]
+    assert [verdict for verdict in verdicts if "cost_together_rank_seconds" in verdict["evidence"]] == []
+
+
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_together_they_cost_what_they_did_in_their_episodes(
     tmp_path: Path, make_own: Make, make_records: Records, make_info: Info, ranks: int

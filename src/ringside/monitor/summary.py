@@ -265,10 +265,10 @@ def _verdicts(events: Sequence[Event], table: StepTable, mesh: Mesh, run_dir: Pa
         ]
     verdicts = [_review_verdict(verdict, table, mesh) for verdict in verdicts]
     # Two slow ranks hide each other's price: both get what they cost together as well.
-    slow = [verdict for verdict in verdicts if verdict.kind in OWN_TIME_KINDS and verdict.ranks]
+    slow = [v for v in verdicts if v.kind in OWN_TIME_KINDS and v.ranks and 0 <= v.ranks[0] < table.ranks]
     if len({verdict.ranks[0] for verdict in slow}) < 2:
         return verdicts
-    together = {"cost_together_rank_seconds": _cost_together(verdicts, table)}
+    together = {"cost_together_rank_seconds": _cost_together(slow, table)}
     return [
         msgspec.structs.replace(verdict, evidence={**verdict.evidence, **together}) if verdict in slow else verdict
         for verdict in verdicts
@@ -375,14 +375,13 @@ def _until(verdict: Verdict) -> int | None:
     return None if until is None else int(until)
 
 
-def _cost_together(verdicts: Sequence[Verdict], table: StepTable) -> float:
-    """Return what all slow ranks of a run cost together, in rank-seconds, over the steps since the first began.
+def _cost_together(slow: Sequence[Verdict], table: StepTable) -> float:
+    """Return what the slow ranks of a run cost together, in rank-seconds, over the steps since the first began.
 
     Each verdict's own price repairs that rank alone: of two equally slow ranks neither alone is worth much. A rank is
     repaired within its episodes only: over the whole run it may be no slower than the others.
     """
     own = table["own_seconds"]
-    slow = [v for v in verdicts if v.kind in OWN_TIME_KINDS and v.ranks and 0 <= v.ranks[0] < table.ranks]
     episodes = [table.rows(verdict.since_step, _until(verdict)) for verdict in slow]
     repaired = own.copy()
     for verdict, rows in zip(slow, episodes, strict=True):
