@@ -262,6 +262,14 @@ def test_once_fits_the_screen(
     assert capsys.readouterr().out == GOLDEN
 
 
+def test_where_there_is_no_terminal_a_line_is_as_long_as_160_cells(run: Path) -> None:
+    event = {"kind": "verdict", "unix": 1.0, "verdict": {**VERDICT, "cause": "its input is late; " * 40}}
+    (run / "events.jsonl").write_text(json.dumps(event) + "\n")
+    stream = io.StringIO()
+    assert command.print_once(Local(run), SortOrder(), stream, as_data=False) == 0
+    assert 140 < max(map(len, stream.getvalue().splitlines())) <= 160
+
+
 def test_into_a_pipe_all_ranks_are_printed(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

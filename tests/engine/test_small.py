@@ -140,6 +140,39 @@ def test_of_many_kinds_the_old_ones_are_put_away(monkeypatch: pytest.MonkeyPatch
     assert all(engine_threads(4, job))
 
 
+class Noted:
+    """A message that is sent, and whether it was waited for."""
+
+    def __init__(self, message: Any) -> None:
+        self._message, self.is_waited_for = message, False
+
+    def wait(self) -> None:
+        self.is_waited_for = True
+        self._message.wait()
+
+
+def test_what_is_put_away_has_sent_everything_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[list[Noted]] = [[], []]
+    send = Threads.send
+
+    def noted(self: Threads, peer: int, data: Any) -> Noted:
+        sent[self.rank].append(Noted(send(self, peer, data)))
+        return sent[self.rank][-1]
+
+    def job(engine: HierarchicalEngine) -> None:
+        for count in range(1, 258):
+            x = np.full(count, engine.rank_map.rank + 1, np.float32)
+            spec = AlgorithmSpec(NATIVE if count == 1 else "parameter_server")  # of which the first is not our message
+            engine.all_reduce(address_of(x), count, Reduction(F32, SUM), spec)
+            assert (x == 3).all()
+
+    monkeypatch.setattr(Threads, "send", noted)
+    engine_threads(2, job)
+    for messages in sent:
+        waited = [message.is_waited_for for message in messages]
+        assert waited == [True] * (len(waited) - 1) + [False], "of all but the newest kind"
+
+
 def test_what_failed_leaves_the_tensor_as_it_was() -> None:
     def job(engine: HierarchicalEngine) -> bool:
         x = np.full(4, 7.0, np.float32)

@@ -54,6 +54,26 @@ def test_new_and_gone_verdicts_and_what_else_differs_are_told(tmp_path: Path) ->
     assert [verdict.ranks for verdict in compare(slow, well).gone_verdicts] == [[2]]
 
 
+def test_a_straggler_that_the_other_run_may_have_had_as_well_is_uncertain(tmp_path: Path) -> None:
+    slow, well = Run(slow_run(tmp_path / "a")), run_of(tmp_path / "b", own_times(120, 4))
+
+    def uncertain(state: str, suspected: int, found: float) -> list[list[int]]:
+        """Whose verdict is uncertain where the other run suspects a rank, and would have found one so much slower."""
+        well.summary["assessment"] = {"state": state, "rank": suspected}
+        well.summary["undecided"] = {"step": 119, "found": {"100": found}}
+        new, gone = (compare(*runs).uncertain_verdicts for runs in ((well, slow), (slow, well)))
+        assert new == gone
+        return [verdict.ranks for verdict in new]
+
+    assert uncertain("undecided", suspected=2, found=0.05) == [[2]]
+    assert uncertain("undecided", suspected=1, found=0.05) == [], "it would have been found"
+    assert uncertain("undecided", suspected=1, found=0.9) == [[2]]
+    assert uncertain("none", suspected=2, found=0.9) == []
+    slow.summary["verdicts"][0]["kind"] = "dead_rank"
+    del slow.verdicts  # they are read once
+    assert uncertain("undecided", suspected=2, found=0.9) == [], "no run hides a death"
+
+
 def test_jobs_that_do_not_tell_forward_from_backward_have_one_row_for_both(tmp_path: Path) -> None:
     def watched(name: str, seconds: float) -> Run:
         path = write_run(tmp_path / name, own_times(60, 2)) / "steps.jsonl"

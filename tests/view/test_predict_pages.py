@@ -47,11 +47,21 @@ def a_what_if() -> str:
     return what_if_page(answer, change, (played(answer.before), played(answer.after)), Rates(2.0, 700.0))
 
 
-def a_score(folder: Path) -> str:
+def a_scored_table(folder: Path) -> list[score.Score]:
     rows = [f"{2**power},{20 + 2**power / 1e5:.4g}" for power in range(10, 31)]
     (folder / "table.csv").write_text("\n".join(["size_bytes,time_us", *rows, "4096,9999"]))
     tables, _ = score.check_tables(read_tables(folder / "table.csv"))
-    return score_page([score.hold_out(one, Knowledge()) for one in tables])
+    return [score.hold_out(one, Knowledge()) for one in tables]
+
+
+def a_score(folder: Path) -> str:
+    return score_page(a_scored_table(folder))
+
+
+def data_of(page: str, figure: str) -> Any:
+    """What a figure of a page draws."""
+    inside = page.partition(f'id="{figure}"')[2].partition("</figure>")[0]
+    return json.loads(inside.partition('<script type="application/json">')[2].partition("</script>")[0])
 
 
 @pytest.mark.parametrize(
@@ -247,9 +257,20 @@ def test_bandwidth_is_the_bus_only_where_ranks_are_known(tmp_path: Path) -> None
     known = score_page([score.hold_out(one, Knowledge()) for one in tables])
     assert "known: bus bandwidth, GB/s" in known
     for page, shown in ((text, "99.6"), (known, "174")):
-        figure = page.partition('id="rate-0"')[2].partition("</figure>")[0]
-        data = json.loads(figure.partition('<script type="application/json">')[2].partition("</script>")[0])
-        assert [series["text"][-1] for series in data["series"] if series["name"] == "measured"] == [shown]
+        drawn = data_of(page, "rate-0")["series"]
+        assert [series["text"][-1] for series in drawn if series["name"] == "measured"] == [shown]
+
+
+def test_the_error_is_said_to_be_a_median_where_there_are_several_tables(tmp_path: Path) -> None:
+    scores = a_scored_table(tmp_path)
+    assert "the median of" not in score_page(scores).partition("<dt>")[0]
+    assert ", the median of 2 tables" in score_page(2 * scores).partition("<dt>")[0]
+
+
+def test_a_law_is_drawn_between_the_sizes_that_are_ranked_too() -> None:
+    found = plan(PlanQuestion(H100, 1e9))
+    drawn = data_of(plan_page(found), "time")["series"]
+    assert min(len(series["text"]) for series in drawn) > 2 * len(found.ranking)
 
 
 def test_a_table_says_why_its_fastest_row_is_not_the_answer() -> None:
