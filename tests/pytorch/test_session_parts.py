@@ -191,7 +191,7 @@ def the_end_waits(port: int, run: str, is_known: bool) -> float:
 
     with pytest.MonkeyPatch.context() as patch, group(port), Said():
         quiet(patch)
-        session = begin(run, goodbye_s=30.0)
+        session = begin(run, goodbye_s=0.02)
         answers = threading.Event()
         patch.setattr(session.outbox, "send", lambda records: answers.wait(60))
         session.silence.is_reported = is_known
@@ -203,7 +203,7 @@ def the_end_waits(port: int, run: str, is_known: bool) -> float:
     return waits[0]
 
 
-@pytest.mark.parametrize(("is_known", "seconds"), [(True, 1.0), (False, 60.0)])
+@pytest.mark.parametrize(("is_known", "seconds"), [(True, 1.0), (False, 0.04)])
 def test_a_store_that_is_known_not_to_answer_is_not_given_the_time_to_say_goodbye(
     tmp_path: Path, is_known: bool, seconds: float
 ) -> None:

@@ -275,7 +275,6 @@ def test_the_first_line_says_how_far_it_is(changes: dict[str, object], said: str
     assert with_remark == said.ljust(100 - len("paused · old")) + "paused · old"
     short = first_line(a_run(**changes), 30, remarks=["paused"]).plain
     assert short == said[:22] + "… paused"
-    assert first_line(a_run(**changes), 7, remarks=["paused"]).plain == " paused"
 
 
 def test_verdicts_take_the_lines_that_there_are() -> None:
