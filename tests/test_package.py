@@ -74,7 +74,7 @@ ENTRANCES = {
         "alerts.book alerts.counters alerts.live assessment collector device_marks groups hang.attribution "
         "hang.detector hang.rank_state job.collectives job.questions links.sampler nccl.attribution nccl.logs "
         "nccl.report nccl.ring nccl.watch price replicas run.directory run.records run.registry run.table "
-        "slow_rank.judge slow_rank.peers slow_rank.window_test stats step_clock "
+        "slow_rank.judge slow_rank.watcher slow_rank.window_test stats step_clock "
         "summary undecided verdict vitals.gpu vitals.process wait_meter"
     ),
     "predict": (

@@ -6,6 +6,7 @@ The method and what it reaches (recall, delay, false alarms per day) are in docs
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,23 +14,20 @@ from numpy.typing import ArrayLike, NDArray
 from ringside.errors import UsageError
 from ringside.monitor.slow_rank.judge import judge_excess, rejudge
 from ringside.monitor.slow_rank.pauses import Pauses, judge_pauses
-from ringside.monitor.slow_rank.streams import (
-    DELAY,
-    MOST_WITH_PARTS,
-    PER_SAMPLE,
-    REST,
-    STREAMS,
-    WHOLE,
-    excess_of_streams,
-)
-from ringside.monitor.slow_rank.undecided import suspects_of, would_find
-from ringside.monitor.slow_rank.window_test import WindowTest
-from ringside.monitor.stats import Floats, log_excess, usable
-from ringside.monitor.undecided import SUSPECTED, Undecided
+from ringside.monitor.slow_rank.window_test import DELAY, EFFECT, PER_SAMPLE, REST, STREAMS, WHOLE, WindowTest
+from ringside.monitor.stats import SMALLEST, Floats, log_excess, others_median, usable
+from ringside.monitor.undecided import SLOWEST, SUSPECTED, Suspect, Undecided
 from ringside.monitor.verdict import Verdict, VerdictEvent, episode_end
 
 WINDOW = 128
 """Steps the on-line detector keeps as evidence."""
+
+MOST_WITH_PARTS = 128
+"""More ranks are judged by whole own times alone: streams of 1,024 would take 8 ms a step and 0.3 GB of rank 0, and
+among so many the noise of one is known well."""
+
+LEAST_SHARE = 0.1
+"""No rank is taken to need less than this share of what the others need."""
 
 
 class Detector:
@@ -123,8 +121,35 @@ class Detector:
     def undecided(self) -> Undecided:
         """Return whom it suspects, and what it would have found by now."""
         newest = int(self._steps[(self._screen.steps - 1) % WINDOW])
-        suspects = suspects_of(self._screen, self._number)
-        return Undecided(step=newest, suspects=suspects, found=would_find(self._screen))
+        return Undecided(step=newest, suspects=self._suspects(), found=self._would_find())
+
+    def _suspects(self) -> list[Suspect]:
+        """Return the ranks that may be slow, the likeliest first."""
+        screen = self._screen
+        shares, lengths = screen.nearest()
+        likeliest: dict[int, Suspect] = {}
+        for stream, rank in np.argwhere((shares >= SLOWEST) & ~screen.open.any(axis=0)).tolist():
+            share, length = float(shares[stream, rank]), int(lengths[stream, rank])
+            height = screen.height(stream, rank, length)
+            if height < EFFECT / 2 or (stream != WHOLE and not screen.is_borne(stream, rank, length, height)):
+                continue
+            if rank not in likeliest or share > likeliest[rank].bar_ratio:
+                chance = NormalDist().cdf(-share * screen.z) * shares.size
+                likeliest[rank] = Suspect(
+                    rank=rank,
+                    since_step=self._number(screen.steps - length),
+                    excess_ratio=math.expm1(height),
+                    bar_ratio=share,
+                    healthy_steps=round(1.0 / chance) if chance > SMALLEST else 0,
+                )
+        return sorted(likeliest.values(), key=lambda suspect: -suspect.bar_ratio)
+
+    def _would_find(self) -> dict[int, float]:
+        """Return the excess ratio of any rank that would have been named by now, by the steps within which."""
+        # What takes longer in all phases shows in the whole, or without the waits for a CPU. The loudest rank counts.
+        whole = [WHOLE, REST] if self._has_parts else [WHOLE]
+        least = {length: float(np.expm1(of[whole].min(axis=0).max())) for length, of in self._screen.least().items()}
+        return {length: ratio for length, ratio in least.items() if math.isfinite(ratio)}
 
     def _end(self, rank: int, count: int) -> VerdictEvent:
         """Close a rank's episode, which was over after step count `count`."""
@@ -204,3 +229,29 @@ def _table(values: ArrayLike) -> Floats:
     if table.ndim != 2:
         raise UsageError(f"an array [steps, ranks] is needed; got one of shape {table.shape}")
     return table
+
+
+def excess_of_streams(own: Floats, samples: Floats, parts: ArrayLike | None, run_delay: ArrayLike | None) -> Floats:
+    """Return the log excess of what is tested, [streams, ranks]; NaN where it is missing.
+
+    All but the last is how much more seconds a rank spends than the others do, in shares of their own time.
+
+    Args:
+        own: Own times in seconds, [ranks].
+        samples: Samples per rank, likewise.
+        parts: Seconds of the own time in each of `PARTS`, [parts, ranks].
+        run_delay: Seconds of it in which the training thread was ready to run and had no CPU, [ranks].
+    """
+    seconds = np.full((STREAMS - 1, len(own)), np.nan)
+    seconds[WHOLE] = own
+    if parts is not None:
+        seconds[1:DELAY] = parts
+    if run_delay is not None:
+        seconds[DELAY] = np.minimum(np.asarray(run_delay, dtype=np.float64), (1.0 - LEAST_SHARE) * own)
+        seconds[REST] = own - seconds[DELAY]
+    streams = np.empty((STREAMS, len(own)))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        more = (seconds - others_median(seconds)) / others_median(own)
+        streams[:PER_SAMPLE] = np.log(np.maximum(1.0 + more, LEAST_SHARE))
+        streams[PER_SAMPLE] = log_excess(np.where(np.isnan(seconds[REST]), own, seconds[REST]) / samples)
+    return streams

@@ -20,7 +20,7 @@ from ringside.monitor.nccl.logs import read_log_folder
 from ringside.monitor.run.directory import Event
 from ringside.monitor.run.records import NOTES_KEPT, Revised, RunInfo, StepRecord, revisions
 from ringside.monitor.slow_rank.judge import PriceMeter, meter_of
-from ringside.monitor.slow_rank.peers import of_peers
+from ringside.monitor.slow_rank.watcher import of_peers
 from ringside.monitor.stats import known_median
 from ringside.monitor.undecided import NOTHING, Undecided
 from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict
