@@ -1,7 +1,6 @@
 """The detector: which rank became slower than the others, since when, by how much.
 
 detector      Find the rank that holds a job up: from own times to verdicts, over a whole run or one step at a time
-judge         From an episode of one rank to a verdict: slow hardware or more work, in numbers, and its price
 noise         How noisy a job is, learnt from a stretch of healthy steps: what each rank usually exceeds the others by,
               how widely it scatters, and how far the mean of a window wanders by chance
 pauses        A rank that pauses again and again: short in its typical step and yet what the others wait for

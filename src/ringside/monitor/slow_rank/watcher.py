@@ -16,8 +16,7 @@ from ringside.monitor.causes import PHASES, explain_verdict
 from ringside.monitor.groups import JobGroups, Mesh, Waited, chain, describe_chain, describe_place, who_waited
 from ringside.monitor.run.records import Row, StepRecord
 from ringside.monitor.run.table import StepTable, tabulate
-from ringside.monitor.slow_rank.detector import WINDOW, Detector
-from ringside.monitor.slow_rank.judge import SLOW_CAUSE, PriceMeter, meter_of
+from ringside.monitor.slow_rank.detector import SLOW_CAUSE, WINDOW, Detector, PriceMeter, meter_of
 from ringside.monitor.slow_rank.pauses import is_of_pauses
 from ringside.monitor.slow_rank.window_test import PARTS, PERSISTENCE, WARM_UP
 from ringside.monitor.undecided import NOT_LASTED, TOO_LITTLE, Suspect, Undecided, undecided_of_job
