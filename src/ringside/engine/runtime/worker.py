@@ -138,6 +138,9 @@ class Worker:
             self._unfinished -= 1
 
 
+# -------------------------------------------------------------------------------------------------
+# The life of a rank's end of a communicator: its thread for asynchronous jobs, and closing it, once.
+
 FINISH_S = 5.0  # for what is under way when a rank closes in good order
 _Self = TypeVar("_Self", bound="Closeable")
 
