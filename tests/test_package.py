@@ -56,25 +56,25 @@ ENTRANCES = {
     "autoload": "after_import ringside_backend",
     "bench": "launch messages peers plan result",
     "commands": "",
-    "demo": "corpus reveal size",
-    "doctor": "calls.follow examine files.progress findings kineto.straggler ringside_run",
+    "demo": "corpus reveal",
+    "doctor": "calls.follow examine files.source findings kineto.straggler ringside_run",
     "engine": (
         "algorithm buffers collectives communicator cost.network dtypes net.attribution net.collectives "
         "net.exchange.block_scaling net.exchange.device net.exchange.exchange net.exchange.plan net.exchange.run "
         "net.exchange.signature net.exchange.wire net.hierarchical net.context net.rank_map net.reduction "
-        "probe.links probe.prober probe.reachability request runtime.interrupts runtime.lifecycle runtime.queue "
+        "probe.links probe.prober probe.reachability request runtime.interrupts runtime.queue "
         "runtime.worker settings shm.communicator shm.log shm.memory topology transports.base transports.gloo "
         "transports.gloo_all_reduce tuner.drift tuner.explain tuner.selector"
     ),
     "faults": "inject quota",
     "integrations": "",
-    "lab": "iproute2 wiring",
+    "lab": "wiring",
     "launch": "follow torchrun",
     "monitor": (
         "alerts.book alerts.counters alerts.live assessment collector device_marks groups hang.attribution "
-        "hang.detector hang.rank_state job.collectives job.questions links.sampler nccl.attribution nccl.logs "
+        "hang.detector job.collectives job.questions links.sampler nccl.attribution "
         "nccl.report nccl.ring nccl.watch price replicas run.directory run.records run.registry run.table "
-        "slow_rank.judge slow_rank.peers slow_rank.window_test stats step_clock "
+        "slow_rank.detector slow_rank.watcher slow_rank.window_test stats step_clock "
         "summary undecided verdict vitals.gpu vitals.process wait_meter"
     ),
     "predict": (
@@ -83,13 +83,14 @@ ENTRANCES = {
         "topology.files topology.topology what_if"
     ),
     "pytorch": (
-        "fsdp job_probe process_group.as_gloo process_group.creation recording.parameter_digests recording.session"
+        "job_probe process_group.as_gloo process_group.carrier process_group.collectives process_group.creation "
+        "recording.parameter_digests recording.session shared_storage"
     ),
     "schedule": "algorithms.doubling algorithms.hierarchical algorithms.ring combine",
     "survive": "",
     "view": (
-        "doctor_text export.markdown export.perfetto export.prometheus html.doctor html.predictions html.run_report "
-        "html.simulation mesh_text notebook predict_text run.comparison run.follower run.live run.recorded "
+        "export.markdown export.perfetto export.prometheus html.doctor html.predictions html.run_report "
+        "html.simulation mesh_text predict_text run.comparison run.follower run.live run.recorded "
         "run.training_step schedule.drawing schedule.text server.app server.feed server.guard terminal tui.app "
         "tui.console tui.rank_table tui.source tui.text verdict_text"
     ),
@@ -100,6 +101,7 @@ IMPORT_TORCH = [
     "ringside.demo",
     "ringside.engine.net.exchange.device",
     "ringside.engine.transports",
+    "ringside.fsdp",
     "ringside.integrations",
     "ringside.survive",
     "ringside.pytorch",

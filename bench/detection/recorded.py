@@ -36,11 +36,9 @@ from bench.detection.record import PHASES, Job, decode
 from numpy.typing import NDArray
 
 from ringside.monitor.run.directory import finite
-from ringside.monitor.slow_rank.detector import Detector
-from ringside.monitor.slow_rank.judge import meter_of
+from ringside.monitor.slow_rank.detector import Detector, excess_of_streams, meter_of
 from ringside.monitor.slow_rank.noise import CUTS
-from ringside.monitor.slow_rank.streams import PARTS, REST, STREAMS, excess_of_streams
-from ringside.monitor.slow_rank.window_test import FALSE_ALARM_STEPS, WARM_UP
+from ringside.monitor.slow_rank.window_test import FALSE_ALARM_STEPS, PARTS, REST, STREAMS, WARM_UP
 from ringside.monitor.stats import deviation, usable
 from ringside.monitor.verdict import VerdictEvent
 

@@ -18,15 +18,11 @@ from bench.common import ROOT, make_parser, markdown_table
 
 MONITOR = ROOT / "src/ringside/monitor"
 FILES = {
-    "slow_rank/detector.py": "steps in, verdicts out",
-    "slow_rank/streams.py": "what is tested",
+    "slow_rank/detector.py": "steps in, verdicts out: slow, or more work",
     "slow_rank/window_test.py": "the one test",
     "slow_rank/noise.py": "its bars",
     "slow_rank/pauses.py": "pauses",
-    "slow_rank/judge.py": "slow, or more work",
-    "slow_rank/watcher.py": "worth telling",
-    "slow_rank/peers.py": "with whom it is compared",
-    "slow_rank/undecided.py": "what is suspected",
+    "slow_rank/watcher.py": "with whom it is compared, and what is worth telling",
     "undecided.py": "the same as a value, and in words",
     "assessment.py": "how sure no verdict makes us",
 }

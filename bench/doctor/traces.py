@@ -53,8 +53,8 @@ def main() -> int:
 
 def _read_trace(path: str) -> int:
     """Read a trace, print figures beside their targets; return 1 where one is missed."""
+    from ringside.commands.doctor import OnStream
     from ringside.doctor import as_json, examine
-    from ringside.doctor.files.progress import OnStream
 
     begin = time.perf_counter()
     found = as_json(examine([path], OnStream(sys.stderr, terminal=False)))

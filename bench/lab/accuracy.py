@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from ringside.lab.iproute2 import payload_bytes_per_second
 from ringside.lab.lab import Lab
+from ringside.lab.wiring import payload_bytes_per_second
 
 PIECE_BYTES = 1 << 18
 _LIMIT_S = 30.0  # for any one call on a socket

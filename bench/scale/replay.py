@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 from bench.scale.rank import Floats, Job
 
-from ringside.doctor.files.progress import Progress
-from ringside.doctor.files.source import Limits
+from ringside.doctor.files.source import Limits, Progress
 from ringside.doctor.files.walk import gather
 from ringside.doctor.kineto import reader as kineto
 from ringside.doctor.kineto.collector import read_trace

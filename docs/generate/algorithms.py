@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, log2
 
+from ringside.schedule.algorithms import ALGORITHMS, COLLECTIVES, Make
 from ringside.schedule.algorithms.doubling import largest_power
 from ringside.schedule.algorithms.hierarchical import hierarchical, host_sizes
 from ringside.schedule.proof.audit import Audit
 from ringside.schedule.proof.verify import verify
-from ringside.schedule.registry import ALGORITHMS, COLLECTIVES, Make
 
 SAMPLES = (2, 3, 4, 7, 8, 16, 64)
 

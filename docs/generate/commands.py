@@ -8,8 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from ringside.commands import build_parser
-from ringside.commands.completion import parts_of
+from ringside.commands import build_parser, parts_of
 
 _HEAD = """# Commands
 

@@ -101,7 +101,7 @@ def top_screen(run: Path, theme: str) -> str:
 
 def notebook_page(run: Path) -> str:
     """Return a page that shows the live view of notebooks as its front end draws it."""
-    from ringside.view.notebook import LiveView, state_of
+    from ringside.notebook import LiveView, state_of
 
     state = json.dumps(state_of(take_snapshot(Local(run))))
     code = base64.b64encode(LiveView._esm.encode()).decode()

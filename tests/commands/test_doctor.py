@@ -17,10 +17,9 @@ from tests.doctor.nccl_logs import job_log
 from tests.doctor.shared_data import shared
 
 from ringside.commands import build_parser, main
-from ringside.commands.doctor import print_findings
+from ringside.commands.doctor import files_line, print_findings, standing_lines
 from ringside.doctor.findings import Findings, Note, Sheet, Unjudged
 from ringside.monitor.verdict import Verdict
-from ringside.view.doctor_text import files_line, standing_lines
 from ringside.view.tui.console import SafeConsole
 
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ringside.commands import GROUPS, VERBS, build_parser, main
-from ringside.commands.completion import parts_of
+from ringside.commands import GROUPS, VERBS, build_parser, main, parts_of
 
 
 def parsers() -> Iterator[argparse.ArgumentParser]:

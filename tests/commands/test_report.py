@@ -15,8 +15,8 @@ from ringside.monitor.price import RATE
 from ringside.monitor.run.directory import RunWriter
 from ringside.monitor.summary import summarise
 from ringside.monitor.verdict import Verdict
-from ringside.view.cost_text import cost_text
 from ringside.view.tui.console import SafeConsole
+from ringside.view.verdict_text import cost_text
 
 
 def call(*arguments: str) -> int:

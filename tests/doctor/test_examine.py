@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ringside.commands.doctor import OnStream
 from ringside.doctor import Findings, Note, Question, Source, as_json, examine
 from ringside.doctor.examine import READERS
-from ringside.doctor.files.progress import OnStream, Progress
+from ringside.doctor.files.source import Progress
 from ringside.doctor.findings import QUESTIONS, Unjudged, merge
 from ringside.doctor.flight_recorder import reader as flight_recorder
 from ringside.doctor.nccl_log import reader as nccl_log
@@ -190,7 +191,7 @@ def test_of_several_replays_the_largest_comes_first_and_an_answer_stays_with_the
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [7.0]
-    monkeypatch.setattr("ringside.doctor.files.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("ringside.commands.doctor.time.monotonic", lambda: now[0])
     return now
 
 

@@ -16,7 +16,7 @@ from tests.support.waiting import until
 from ringside.commands import main
 from ringside.doctor.calls import follow
 from ringside.doctor.calls.follow import judge_folder
-from ringside.monitor.nccl.logs import log_folder, read_log_folder
+from ringside.monitor.nccl.report import log_folder, read_log_folder
 from ringside.view.run import log_follower
 from ringside.view.run.live import LiveRun
 from ringside.view.run.log_follower import LogFollower

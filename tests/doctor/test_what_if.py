@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ringside.doctor import examine
-from ringside.doctor.pipeline.graph import prepare_recording
+from ringside.doctor.pipeline.reader import prepare_recording
 from ringside.doctor.pipeline.timeline import Meta, TimelineEvent, build_timeline, looks_like_meta, parse_meta
 from ringside.doctor.replay import (
     DependencyGraph,

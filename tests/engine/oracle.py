@@ -10,7 +10,7 @@ import numpy as np
 from ringside._core import numpy_kernels as twins
 from ringside.engine.dtypes import DTYPES, FLOATING, OPS, is_allowed
 from ringside.schedule import Schedule, by_name
-from ringside.schedule.reference import run
+from ringside.schedule.schedule import run
 
 Array = np.ndarray[Any, Any]
 ALLOWED = [(d, o) for d in DTYPES for o in OPS if is_allowed(DTYPES.index(d), OPS.index(o))]

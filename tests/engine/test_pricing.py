@@ -7,9 +7,8 @@ import pytest
 from tests.support.networks import uniform
 
 from ringside.engine.algorithm import AlgorithmSpec
-from ringside.engine.cost.model import SEGMENT_BYTES, Cluster, Price, price_choice, price_sizes
+from ringside.engine.cost.model import SEGMENT_BYTES, Cluster, Price, places, price_choice, price_sizes
 from ringside.engine.cost.network import CostNetwork
-from ringside.engine.cost.replay import places
 from ringside.errors import UsageError
 from ringside.schedule import ALGORITHMS, Schedule, by_name, pipelined, relabel, ring, traffic
 

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from ringside.engine.runtime.lifecycle import FINISH_S, AtExit, Closeable
 from ringside.engine.runtime.timer import KernelTimer, ThreadTimer, Timer
-from ringside.engine.runtime.worker import Work, Worker
+from ringside.engine.runtime.worker import FINISH_S, AtExit, Closeable, Work, Worker
 from ringside.errors import ClosedError, UsageError
 
 LIMIT_S = 20.0

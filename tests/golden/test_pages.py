@@ -130,7 +130,7 @@ def test_a_run_in_a_notebook_is_as_it_was(run: str, place: Path, golden: Golden)
     recorded = Run(run)
     golden.check(f"pages/notebook-{run}.html", f"{recorded!r}\n" + broken_up(recorded._repr_html_()))
     pytest.importorskip("anywidget")
-    from ringside.view.notebook import state_of
+    from ringside.notebook import state_of
 
     state = json.dumps(state_of(take_snapshot(Local(Path(run)))), indent=1, ensure_ascii=False)
     golden.check(f"pages/live-{run}.json", state + "\n")

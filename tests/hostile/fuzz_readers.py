@@ -437,7 +437,7 @@ def _damaged_tree(content: bytes, random: Random) -> bytes:
 
 def _write_messages(folder: Path) -> None:
     """What ranks, workers and their keepers say to each other, as the code that says it writes it."""
-    from ringside.monitor.hang.rank_state import Failure, RankState, WaitingCall
+    from ringside.monitor.hang.attribution import Failure, RankState, WaitingCall
     from ringside.pytorch.hang_watch.store_channel import HostReport
     from ringside.survive.protocol.decision import Commit, Decided, MemberId, encode
     from ringside.survive.protocol.generation import Generation

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from ringside import commands
 from ringside.doctor.examine import examine
 from ringside.doctor.files.chrome_trace import Scan
-from ringside.doctor.files.progress import Progress
-from ringside.doctor.files.source import Source
+from ringside.doctor.files.source import Progress, Source
 from ringside.doctor.findings import Findings
 from ringside.doctor.flight_recorder.dump import P2P
 from ringside.doctor.kineto.collector import TraceCollector, TraceEvent

@@ -21,14 +21,13 @@ from tests.support.ranks import on_ranks
 
 from ringside.errors import RingsideError, UnsupportedError, UsageError
 from ringside.lab import Lab, delay, network
-from ringside.lab import iproute2 as tools
 from ringside.lab import lab as labs
 from ringside.lab import namespaces as names
 from ringside.lab import network as shaping
-from ringside.lab.iproute2 import parse_delay, parse_rate, payload_bytes_per_second
+from ringside.lab import network as tools
 from ringside.lab.namespaces import LabName
 from ringside.lab.processes import RankPlacement, RankProcesses, RankResult, RunResult, default_environment
-from ringside.lab.wiring import mesh, star
+from ringside.lab.wiring import mesh, parse_delay, parse_rate, payload_bytes_per_second, star
 
 PATIENCE_S = 60.0
 NAME = LabName(7, 100, 0)

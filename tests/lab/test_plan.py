@@ -8,8 +8,8 @@ import pytest
 
 from ringside.errors import RingsideError, UsageError
 from ringside.lab import Lab
-from ringside.lab import iproute2 as tools
 from ringside.lab import network as shaping
+from ringside.lab import network as tools
 from ringside.lab.delay import DelayLine
 from ringside.lab.namespaces import LabName
 from ringside.lab.processes import (

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ringside.monitor.slow_rank.detector import Detector
-from ringside.monitor.slow_rank.streams import MOST_WITH_PARTS, PARTS, STREAMS
-from ringside.monitor.slow_rank.window_test import FALSE_ALARM_STEPS, WindowTest
+from ringside.monitor.slow_rank.detector import MOST_WITH_PARTS, Detector
+from ringside.monitor.slow_rank.window_test import FALSE_ALARM_STEPS, PARTS, STREAMS, WindowTest
 from ringside.monitor.verdict import VerdictEvent
 
 SHARES = np.array([0.005, 0.25, 0.5, 0.245])

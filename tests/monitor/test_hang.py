@@ -10,9 +10,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS, OWN_CALL_S, WARM_UP_S, find_cause
+from ringside.monitor.hang.attribution import (
+    LIMIT_S,
+    NORMAL_WAITS,
+    OWN_CALL_S,
+    WARM_UP_S,
+    Failure,
+    ProcessState,
+    RankState,
+    WaitingCall,
+    find_cause,
+)
 from ringside.monitor.hang.detector import HangDetector, verdict_of
-from ringside.monitor.hang.rank_state import Failure, Observer, ProcessState, RankState, WaitingCall
 from ringside.monitor.verdict import headline, onset
 from ringside.processes import catches, read_stat
 
@@ -348,32 +357,6 @@ def test_every_verdict_says_who_what_and_what_next(why: ProcessState) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ the kernel's word
-
-
-def write_stat(root: Path, state: str, ticks: int = 0, started: int = 77, code: int = 0) -> None:
-    (root / "9").mkdir(exist_ok=True)
-    fields = [state, *["0"] * 10, str(ticks), "0", *["0"] * 6, str(started), *["0"] * 29, str(code)]
-    (root / "9" / "stat").write_text(f"9 (a ) name) {' '.join(fields)}\n")
-
-
-def test_a_process_is_observed(tmp_path: Path) -> None:
-    observer = Observer(9, 77, str(tmp_path))
-    write_stat(tmp_path, "R", 100)
-    assert observer.read(0.0).state == "R"
-    write_stat(tmp_path, "R", 190)
-    assert observer.read(1.0).cpu_share == pytest.approx(0.9, rel=0.2)
-    write_stat(tmp_path, "T", 190)
-    assert observer.read(2.0).stopped
-    write_stat(tmp_path, "Z", code=9)
-    assert observer.read(3.0).signal == 9
-    (tmp_path / "9" / "stat").unlink()
-    last = observer.read(5.0)
-    assert (last.state, last.gone_s, last.signal) == ("gone", 2.0, 9)
-
-
-def test_a_later_process_of_the_same_id_is_another_one(tmp_path: Path) -> None:
-    write_stat(tmp_path, "R", started=78)
-    assert Observer(9, 77, str(tmp_path)).read(0.0).gone
 
 
 def test_proc_may_be_missing_or_odd(tmp_path: Path) -> None:

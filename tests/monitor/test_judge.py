@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from ringside.monitor.slow_rank.judge import judge_excess
+from ringside.monitor.slow_rank.detector import judge_excess
 
 
 @pytest.mark.parametrize(

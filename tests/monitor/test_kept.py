@@ -20,9 +20,8 @@ from ringside.monitor.alerts.book import AlertBook
 from ringside.monitor.alerts.counters import MetricCounters
 from ringside.monitor.causes import explain_verdict
 from ringside.monitor.collector import StepCollector
-from ringside.monitor.hang.attribution import find_cause
+from ringside.monitor.hang.attribution import Failure, ProcessState, RankState, WaitingCall, find_cause
 from ringside.monitor.hang.detector import HangDetector, verdict_of
-from ringside.monitor.hang.rank_state import Failure, ProcessState, RankState, WaitingCall
 from ringside.monitor.job.collectives import CollectiveMeter, CollectiveSpan, best_buckets, bucket_mb
 from ringside.monitor.job.questions import answer_questions
 from ringside.monitor.job.watcher import CommunicationBound, InputBound, JobWatcher, SmallCollectives

@@ -15,7 +15,16 @@ from ringside.monitor.nccl import causes as causes_module
 from ringside.monitor.nccl.calls import CALL, GIVEN_UP_NS, MOST_CALLS, SETTLED_NS, WAIT, Calls, Joined
 from ringside.monitor.nccl.causes import LATE_RANK, LEAST_CALLS, NOT_KNOWN, SLOW_GPU, SLOW_LINK, Blame, Causes
 from ringside.monitor.nccl.report import blame_line, report_lines
-from ringside.monitor.nccl.ring import CALLED, COLLECTIVE, KERNEL, PREFIX, RECORD, STARTED, STOPPED, Communicator
+from ringside.monitor.nccl.ring import (
+    CALLED,
+    COLLECTIVE,
+    KERNEL,
+    PREFIX,
+    RECORD,
+    STARTED,
+    STOPPED,
+    RecordedCommunicator,
+)
 from ringside.monitor.nccl.watch import NcclWatch, make_folder, plugin_of_user, remove_left
 from ringside.processes import start_time
 
@@ -110,7 +119,7 @@ def blamed(*ranks: np.ndarray, waits: Sequence[np.ndarray] = ()) -> list[Blame]:
     causes = Causes()
     for rank, calls in enumerate(ranks):
         made = waits[rank] if waits else np.zeros(0, WAIT)
-        causes.add({0: Communicator(9, len(ranks), rank, "dp")}.get, rank + 10, Joined(calls, made))
+        causes.add({0: RecordedCommunicator(9, len(ranks), rank, "dp")}.get, rank + 10, Joined(calls, made))
     return causes.blames()
 
 
@@ -151,7 +160,7 @@ def test_whoever_is_late_because_another_rank_held_it_up_elsewhere_is_not_named(
     groups = [((0, 1), in_time), ((2, 3), waits), ((0, 2), waits), ((1, 3), waits)]
     for number, (ranks, of_first) in enumerate(groups):
         for rank, (name, stay) in enumerate(zip(ranks, (of_first, in_time), strict=True)):
-            communicator = Communicator(number, 2, rank, "")
+            communicator = RecordedCommunicator(number, 2, rank, "")
             joined = Joined(made_calls(stay, queued), np.zeros(0, WAIT))
             causes.add(lambda _, found=communicator: found, name, joined)  # type: ignore[misc]
     causes.compare()
@@ -202,7 +211,7 @@ def test_of_too_many_communicators_those_that_were_called_long_ago_are_forgotten
     for number in (3, 1, 2):
         calls = made_calls(SHORT, NO)
         calls["enqueued_ns"] += number
-        causes.add({0: Communicator(number, 2, 0, "dp")}.get, 0, Joined(calls, np.zeros(0, WAIT)))
+        causes.add({0: RecordedCommunicator(number, 2, 0, "dp")}.get, 0, Joined(calls, np.zeros(0, WAIT)))
     assert [seen.id[-1] for seen in causes.seen()] == ["2", "3"]
 
 
@@ -234,7 +243,7 @@ def test_a_link_to_another_host_is_judged_and_named_in_its_communicator() -> Non
     causes = Causes()
     for rank in range(2):
         waits = np.concatenate([made_waits((rank + 1) % 4, 0.5), made_waits(3, 2.0 if rank else 0.5)])
-        causes.add({0: Communicator(9, 4, rank, "dp")}.get, rank + 10, Joined(made_calls(LONG, NO), waits))
+        causes.add({0: RecordedCommunicator(9, 4, rank, "dp")}.get, rank + 10, Joined(made_calls(LONG, NO), waits))
     (blame,) = causes.blames()
     assert (blame.cause, blame.rank, blame.peer, blame.in_communicator) == (SLOW_LINK, 1, 3, True)
     assert "from rank 1 to rank 3 of communicator 0x0000000000000009" in blame_line(blame)

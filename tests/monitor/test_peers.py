@@ -11,7 +11,7 @@ from tests.monitor.jobs import DATA, STAGES, TENSOR, crossed_rows, opened, peer_
 from ringside.monitor.groups import JobGroups, Mesh, read_chain
 from ringside.monitor.run.records import Group, Row, StepRecord
 from ringside.monitor.run.table import tabulate
-from ringside.monitor.slow_rank.peers import PeersWatcher, among_peers
+from ringside.monitor.slow_rank.watcher import PeersWatcher, among_peers
 from ringside.monitor.verdict import Verdict, headline
 
 

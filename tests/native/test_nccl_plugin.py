@@ -33,7 +33,7 @@ from ringside.monitor.nccl.ring import (
     PROXY,
     STARTED,
     TAIL,
-    Communicator,
+    RecordedCommunicator,
     Ring,
 )
 from ringside.processes import start_time
@@ -56,7 +56,7 @@ def joined(ring: Ring) -> Joined:
     return Calls().add(ring.drain(), time.monotonic_ns(), is_last=True)
 
 
-def named(ring: Ring, number: int) -> Communicator:
+def named(ring: Ring, number: int) -> RecordedCommunicator:
     communicator = ring.communicator(int(number))
     assert communicator is not None
     return communicator

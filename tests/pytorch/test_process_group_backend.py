@@ -16,10 +16,9 @@ import torch.distributed._functional_collectives as functional  # noqa: E402
 
 from ringside.errors import UnsupportedError  # noqa: E402
 from ringside.pytorch import carried  # noqa: E402
-from ringside.pytorch.process_group.backend import RingsideBackend  # noqa: E402
+from ringside.pytorch.process_group.backend import RingsideBackend, RingsideGroup  # noqa: E402
 from ringside.pytorch.process_group.carrier import carrier_of  # noqa: E402
 from ringside.pytorch.process_group.creation import IS_BACKEND  # noqa: E402
-from ringside.pytorch.process_group.group import RingsideGroup  # noqa: E402
 
 from .process_groups import on_both, on_ours  # noqa: E402
 

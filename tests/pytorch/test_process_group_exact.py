@@ -11,7 +11,7 @@ import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import on_ranks, place  # noqa: E402
 
 from ringside.fsdp import SharedAllGather, SharedReduceScatter  # noqa: E402
-from ringside.pytorch.process_group.counters import GroupCounters  # noqa: E402
+from ringside.pytorch.process_group.carrier import GroupCounters  # noqa: E402
 from ringside.pytorch.shared_storage import storage_of  # noqa: E402
 
 from .groups import meeting_point  # noqa: E402

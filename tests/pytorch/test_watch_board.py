@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +13,9 @@ torch = pytest.importorskip("torch")
 from tests.support.waiting import Clock  # noqa: E402
 
 from ringside.errors import DeadlineError, MismatchError, PeerLostError, SyncError  # noqa: E402
-from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS  # noqa: E402
-from ringside.monitor.hang.rank_state import Failure, RankState, WaitingCall  # noqa: E402
+from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS, Failure, RankState, WaitingCall  # noqa: E402
 from ringside.pytorch.hang_watch.board import CALLS_KEPT, PAGE_BYTES, NoBoard, ProgressPage, ProgressView  # noqa: E402
+from ringside.pytorch.hang_watch.host import Observer  # noqa: E402
 
 NUMBERS = {"left": 1, "step": 7, "group_seq": 9, "call_bytes": 1 << 40, "episode": 3, "dumped": 2, "spoken": 5}
 
@@ -223,3 +224,29 @@ def test_groups_of_a_large_job_have_room() -> None:
     seen = page.view(3).standing(2.0)
     assert (seen.group, seen.group_counts) == ("", {}), "what has no room is not known"
     page.close()
+
+
+def write_stat(root: Path, state: str, ticks: int = 0, started: int = 77, code: int = 0) -> None:
+    (root / "9").mkdir(exist_ok=True)
+    fields = [state, *["0"] * 10, str(ticks), "0", *["0"] * 6, str(started), *["0"] * 29, str(code)]
+    (root / "9" / "stat").write_text(f"9 (a ) name) {' '.join(fields)}\n")
+
+
+def test_a_process_is_observed(tmp_path: Path) -> None:
+    observer = Observer(9, 77, str(tmp_path))
+    write_stat(tmp_path, "R", 100)
+    assert observer.read(0.0).state == "R"
+    write_stat(tmp_path, "R", 190)
+    assert observer.read(1.0).cpu_share == pytest.approx(0.9, rel=0.2)
+    write_stat(tmp_path, "T", 190)
+    assert observer.read(2.0).stopped
+    write_stat(tmp_path, "Z", code=9)
+    assert observer.read(3.0).signal == 9
+    (tmp_path / "9" / "stat").unlink()
+    last = observer.read(5.0)
+    assert (last.state, last.gone_s, last.signal) == ("gone", 2.0, 9)
+
+
+def test_a_later_process_of_the_same_id_is_another_one(tmp_path: Path) -> None:
+    write_stat(tmp_path, "R", started=78)
+    assert Observer(9, 77, str(tmp_path)).read(0.0).gone

@@ -22,10 +22,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from tests.support.waiting import Clock, until  # noqa: E402
 
-from ringside.monitor.hang.rank_state import (  # noqa: E402
-    ProcessState,
-    RankState,
-)
+from ringside.monitor.hang.attribution import ProcessState, RankState  # noqa: E402
 from ringside.processes import read_stat  # noqa: E402
 from ringside.pytorch.hang_watch import host as watch_host  # noqa: E402
 from ringside.pytorch.hang_watch import store_channel as watch_mail  # noqa: E402

@@ -19,9 +19,8 @@ from ringside.monitor import StepRecord
 from ringside.monitor.run.records import NOTES_KEPT
 from ringside.monitor.summary import finish_run
 from ringside.view.html.run_report import render_report
-from ringside.view.run.follower import LOSSES_KEPT, RunFollower, progress_text
+from ringside.view.run.follower import LOSSES_KEPT, MOST_STEPS, RECENT_STEPS, RunFollower, progress_text
 from ringside.view.run.live import JUDGED_BYTES, LiveRun
-from ringside.view.run.recent import MOST_STEPS, RECENT_STEPS
 
 
 def test_a_run_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:

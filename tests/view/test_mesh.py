@@ -21,8 +21,7 @@ from ringside.monitor.run.records import Group, GroupUse, Row, StepRecord
 from ringside.monitor.summary import assess_run
 from ringside.monitor.verdict import Verdict
 from ringside.view.export.markdown import render_markdown
-from ringside.view.html.mesh import chain_figure
-from ringside.view.html.run_report import render_report
+from ringside.view.html.run_report import chain_figure, render_report
 from ringside.view.mesh_text import blocked_cells, chain_dimensions, same_work
 from ringside.view.tui.rank_table import SortOrder, arrange_ranks
 from ringside.view.tui.source import Local, Remote, take_snapshot

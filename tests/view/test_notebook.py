@@ -15,7 +15,7 @@ from tests.recorded_runs import own_times, slow_run, write_run
 pytest.importorskip("anywidget", reason="anywidget is not installed: pip install 'torch-ringside[notebook]'")
 
 from ringside.errors import UsageError
-from ringside.view.notebook import SHOWN_RANKS, LiveView, state_of
+from ringside.notebook import SHOWN_RANKS, LiveView, state_of
 from ringside.view.tui.source import Local, take_snapshot
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -87,9 +87,9 @@ def test_a_run_of_a_newer_ringside_is_said_to_be_one(tmp_path: Path) -> None:
 
 def test_without_anywidget_one_sentence_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "anywidget", None)
-    monkeypatch.delitem(sys.modules, "ringside.view.notebook")
+    monkeypatch.delitem(sys.modules, "ringside.notebook")
     with pytest.raises(UsageError, match=r"^the live view needs anywidget: pip install 'torch-ringside\[notebook\]'$"):
-        __import__("ringside.view.notebook")
+        __import__("ringside.notebook")
 
 
 def test_what_the_page_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from ringside.survive import protocol
-from ringside.survive.protocol import Member, member, transitions
+from ringside.survive.protocol import Member, transitions
 from ringside.survive.protocol.decision import MemberId
 
 
@@ -127,7 +127,7 @@ def _broken(rules: Rules) -> type[Member]:
     changed = _module(transitions, text)
     # The machine's tables name the transitions: it is made anew over those that were changed.
     with patch.object(protocol, "transitions", changed):
-        anew: type[Member] = _module(member, Path(member.__file__).read_text()).Member
+        anew: type[Member] = _module(protocol, Path(protocol.__file__).read_text()).Member
     return anew if rules.epochs else type("Member", (anew,), {"is_own": _has_its_rank})
 
 

@@ -64,8 +64,17 @@ from rich.text import Text
 from ringside.commands import demo_kill, demo_link
 from ringside.commands.options import add_price, add_processes, add_verbosity, use_price
 from ringside.demo.corpus import sources
-from ringside.demo.reveal import SIZE, comparison_lines, draw, facts, facts_lines, has_begun, injected, reveal
-from ringside.demo.size import is_at_bound
+from ringside.demo.reveal import (
+    SIZE,
+    comparison_lines,
+    draw,
+    facts,
+    facts_lines,
+    has_begun,
+    injected,
+    is_at_bound,
+    reveal,
+)
 from ringside.engine.topology import usable_cores
 from ringside.errors import RingsideError, UnsupportedError, UsageError
 from ringside.faults import quota

@@ -21,19 +21,23 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
+from collections import Counter
+from itertools import groupby
 from pathlib import Path
+from typing import TextIO
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
 from ringside.doctor.examine import examine
-from ringside.doctor.files.progress import OnStream
-from ringside.doctor.findings import Findings, as_json, is_enough_to_judge
+from ringside.doctor.files.source import Progress
+from ringside.doctor.findings import Findings, Sheet, as_json, is_enough_to_judge
 from ringside.errors import UsageError
 from ringside.files import write_user_file
-from ringside.text import counted, natural_key
-from ringside.view.doctor_text import files_line, overall_headline, standing_lines
+from ringside.text import counted, figure, name_ranks, natural_key, rank_list, size
+from ringside.view.html.doctor import doctor_page, overall_headline
 from ringside.view.mesh_text import chain_line
 from ringside.view.tui.console import SafeConsole
 from ringside.view.verdict_text import checks, finding_text, what_if_line
@@ -41,6 +45,9 @@ from ringside.view.verdict_text import checks, finding_text, what_if_line
 HELP = "explain a run that failed or crawled, from traces, dumps and logs"
 HEALTHY, VERDICTS, NOTHING_READABLE, NOT_ENOUGH = 0, 1, 3, 4
 SHOWN_NOTES = 12
+MOST_STANDING_LINES = 16
+EVERY_SECONDS = 0.5
+EVERY_SECONDS_IN_A_LOG = 5.0
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -60,8 +67,6 @@ def run(args: argparse.Namespace) -> int:
     finally:
         progress.done()
     if args.html is not None:  # before anything is printed: whoever reads that may go away (`| head`)
-        from ringside.view.html.doctor import doctor_page
-
         try:
             write_user_file(args.html, doctor_page(findings))
         except OSError as error:
@@ -140,3 +145,75 @@ def print_findings(findings: Findings, console: Console, *, verbose: bool = Fals
         console.print(Text(f"{sign} {note.file}: {kind}{note.text}", style="" if note.used else "yellow"))
     if len(notes) > len(shown):
         console.print(Text(f"… and {counted(len(notes) - len(shown), 'more file')} (-v lists them)"))
+
+
+def files_line(findings: Findings) -> str:
+    """Return in one line how many files of which kind were read, dumps with their ranks, and how many were not."""
+    kinds = Counter(note.kind for note in findings.notes if note.used)
+    dumps = [fact["ranks"] for name, fact in findings.facts.items() if name.startswith("flight_recorder")]
+    read = []
+    for kind, count in kinds.items():
+        files = counted(count, kind if kind.endswith(("dump", "log", "trace")) else f"{kind} file".strip())
+        ranks = f" ({name_ranks(dumps[0])})" if kind == "flight-recorder dump" and len(dumps) == 1 else ""
+        read.append(files + ranks)
+    ignored = sum(not note.used for note in findings.notes)
+    parts = [f"Read: {', '.join(read) or 'nothing'}", f"ignored: {counted(ignored, 'file')}" if ignored else ""]
+    return f"{'; '.join(filter(None, parts))} (-v lists them)."
+
+
+def standing_lines(sheet: Sheet) -> list[str]:
+    """Return a table of where ranks stand as lines of text; ranks that stand alike share a line, culprits first."""
+    culprits = set(sheet.culprits)
+    rows = sorted(enumerate(sheet.rows), key=lambda item: (item[0] not in culprits, str(item[1][1:])))
+    cells = [["ranks", *sheet.columns[1:]]]
+    for _, alike in groupby(rows, key=lambda item: (item[0] in culprits, item[1][1:])):
+        same = [row for _, row in alike]
+        ranks = rank_list(int(row[0]) for row in same if row[0] is not None)
+        values = zip(sheet.columns[1:], same[0][1:], strict=True)
+        cells.append([ranks, *(figure(name, value) for name, value in values)])
+    left_out = len(cells) - 1 - MOST_STANDING_LINES
+    cells = cells[: MOST_STANDING_LINES + 1]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return [f"{sheet.title}:", *lines, *([f"… and {counted(left_out, 'more row')} in --json"] if left_out > 0 else [])]
+
+
+class OnStream(Progress):
+    """Writes progress to a stream: one line that is overwritten on a terminal, a line now and then in a log.
+
+    Args:
+        stream: Where to, normally stderr.
+        terminal: Whether a line can be overwritten there.
+    """
+
+    def __init__(self, stream: TextIO, *, terminal: bool) -> None:
+        self._stream, self._terminal = stream, terminal
+        self._every_s = EVERY_SECONDS if terminal else EVERY_SECONDS_IN_A_LOG
+        self._text, self._bytes, self._shown = "", 0, time.monotonic()
+        self._width = 0
+
+    def begin(self, text: str) -> None:
+        """Note what begins now; show it where it can be overwritten."""
+        self._text = text
+        self._show()
+
+    def advance(self, nbytes: int) -> None:
+        """Count bytes; show the sum now and then."""
+        self._bytes += nbytes
+        self._show()
+
+    def done(self) -> None:
+        """Wipe the line."""
+        if self._terminal and self._width:
+            self._stream.write("\r" + " " * self._width + "\r")
+            self._stream.flush()
+
+    def _show(self) -> None:
+        now = time.monotonic()
+        if now - self._shown < self._every_s:
+            return
+        self._shown = now
+        line = f"{self._text} · {size(self._bytes)} read"[:110]
+        self._stream.write(f"{line.ljust(self._width)}\r" if self._terminal else f"{line}\n")
+        self._stream.flush()
+        self._width = max(self._width, len(line))

@@ -29,7 +29,7 @@ from rich.text import Text
 from ringside.commands.options import add_price, use_price
 from ringside.doctor.calls.follow import judge_folder
 from ringside.errors import UsageError
-from ringside.monitor.nccl.logs import read_log_folder
+from ringside.monitor.nccl.report import read_log_folder
 from ringside.monitor.run.directory import REPORT, RunReader
 from ringside.monitor.summary import finish_run
 from ringside.text import counted

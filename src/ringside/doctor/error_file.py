@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 
 from ringside.decoding import UNDECODABLE, converted, plain_count
-from ringside.doctor.files.progress import Progress
-from ringside.doctor.files.source import Source
+from ringside.doctor.files.source import Progress, Source
 from ringside.doctor.findings import Findings, Note, verdict_of_files
 from ringside.text import first_line, rank_list
 

@@ -13,8 +13,7 @@ import msgspec
 
 from ringside.doctor import error_file, health_check, ras, ringside_run
 from ringside.doctor.calls import clog, comma, inspector
-from ringside.doctor.files.progress import Progress
-from ringside.doctor.files.source import Limits, Source
+from ringside.doctor.files.source import Limits, Progress, Source
 from ringside.doctor.files.walk import gather
 from ringside.doctor.findings import Findings, Note, merge
 from ringside.doctor.flight_recorder import reader as flight_recorder

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ringside.decoding import UNDECODABLE
-from ringside.doctor.files.progress import Progress
-from ringside.doctor.files.source import Source
+from ringside.doctor.files.source import Progress, Source
 from ringside.doctor.findings import Findings, Note, Unjudged
 from ringside.text import name_ranks
 

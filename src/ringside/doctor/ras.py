@@ -16,8 +16,7 @@ import msgspec
 
 from ringside.decoding import MOST_RANKS, UNDECODABLE
 from ringside.doctor.calls.record import Count, Rank
-from ringside.doctor.files.progress import Progress
-from ringside.doctor.files.source import Source
+from ringside.doctor.files.source import Progress, Source
 from ringside.doctor.findings import Findings, Note, Number, Sheet, Unjudged, verdict_of_files
 from ringside.monitor.verdict import Verdict
 from ringside.text import counted, name_ranks, rank_list

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.decoding import nan_for_null
-from ringside.doctor.files.progress import Progress
-from ringside.doctor.files.source import BUFFER_BYTES, Source
+from ringside.doctor.files.source import BUFFER_BYTES, Progress, Source
 from ringside.doctor.findings import Findings, Lane, Note, Sheet, TimeSpan, Unjudged, merge
 from ringside.doctor.kineto.straggler import LEAST_STEPS
 from ringside.doctor.replay import answer_what_if, as_dict, step_recording

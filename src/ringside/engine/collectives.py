@@ -10,7 +10,7 @@ from ringside.engine.buffers import Flat, flatten, flatten_to_move, flatten_to_r
 from ringside.engine.communicator import Communicator, typed_as
 from ringside.engine.dtypes import Op
 from ringside.engine.request import CoreRequest, bounds_of_one, checked_bounds, checked_op, equal_bounds
-from ringside.engine.runtime.lifecycle import Closeable
+from ringside.engine.runtime.worker import Closeable
 from ringside.engine.shm.memory import Storage
 from ringside.errors import UsageError
 

@@ -12,9 +12,7 @@ from subprocess import DEVNULL
 from typing import IO, TypeVar
 
 from ringside.errors import UnsupportedError, UsageError
-from ringside.lab import iproute2 as tools
 from ringside.lab import network
-from ringside.lab.iproute2 import parse_delay, parse_rate
 from ringside.lab.namespaces import LabName, inside, remove, remove_leftovers, start_guard
 from ringside.lab.network import interface_bytes
 from ringside.lab.processes import (
@@ -27,7 +25,17 @@ from ringside.lab.processes import (
     rank_environment,
     ranks_on,
 )
-from ringside.lab.wiring import BRIDGE, SWITCH, SWITCH_ADDRESS, WIRINGS, LabLink, address_of, node_of
+from ringside.lab.wiring import (
+    BRIDGE,
+    SWITCH,
+    SWITCH_ADDRESS,
+    WIRINGS,
+    LabLink,
+    address_of,
+    node_of,
+    parse_delay,
+    parse_rate,
+)
 
 _FIRST_PORT = 29500
 Env = Mapping[str, str] | None
@@ -89,7 +97,7 @@ class Lab:
     @staticmethod
     def unavailable(delay: bool = False) -> str:
         """Return why no lab (with a delay) can be had on this machine, in one line; "" if it can be."""
-        if (reason := tools.unavailable()) or not delay or os.access("/dev/net/tun", os.R_OK | os.W_OK):
+        if (reason := network.unavailable()) or not delay or os.access("/dev/net/tun", os.R_OK | os.W_OK):
             return reason
         return "a delay needs /dev/net/tun, and it cannot be opened"
 

@@ -20,7 +20,7 @@ from ringside.monitor.links.watcher import LinkWatcher
 from ringside.monitor.pipeline import StageWatcher
 from ringside.monitor.run.directory import Event, RunWriter
 from ringside.monitor.run.records import Row, StepRecord
-from ringside.monitor.slow_rank.peers import PeersWatcher
+from ringside.monitor.slow_rank.watcher import PeersWatcher
 from ringside.monitor.verdict import Verdict, VerdictEvent
 
 BEHIND_STEPS = 20

@@ -28,10 +28,9 @@ from ringside.monitor.price import MONEY, PER_RANK_HOUR, known_rate, money, repa
 from ringside.monitor.run.directory import REPORT, SUMMARY, Event, RunReader, finite
 from ringside.monitor.run.records import SCHEMA, Revised, Row, RunInfo, StepRecord, gradient_memory, revisions
 from ringside.monitor.run.table import StepTable, fill_waits, job_exposed_seconds, job_step_seconds, tabulate
-from ringside.monitor.slow_rank.detector import Detector, detect
-from ringside.monitor.slow_rank.judge import rejudge
+from ringside.monitor.slow_rank.detector import Detector, detect, rejudge
 from ringside.monitor.slow_rank.pauses import is_of_pauses, without_pauses
-from ringside.monitor.slow_rank.peers import PeersWatcher, among_peers
+from ringside.monitor.slow_rank.watcher import PeersWatcher, among_peers
 from ringside.monitor.slow_rank.window_test import KEPT as REMEMBERED
 from ringside.monitor.stats import excess_ratios, known_median, rank_medians
 from ringside.monitor.undecided import NOTHING, Undecided, undecided_of_job

@@ -4,6 +4,7 @@
 them, the predictor prices them, the drawing shows them.
 """
 
+from ringside.schedule.algorithms import ALGORITHMS, COLLECTIVES, by_name
 from ringside.schedule.algorithms.direct import (
     direct,
     direct_all_gather,
@@ -30,9 +31,7 @@ from ringside.schedule.collective import Collective
 from ringside.schedule.combine import on_group, pipelined, relabel, reverse, striped
 from ringside.schedule.proof.audit import Audit, Problem
 from ringside.schedule.proof.verify import verify
-from ringside.schedule.reference import chunk_bounds, contributions, run
-from ringside.schedule.registry import ALGORITHMS, COLLECTIVES, by_name
-from ringside.schedule.schedule import Round, Schedule, from_rounds
+from ringside.schedule.schedule import Round, Schedule, chunk_bounds, contributions, from_rounds, run
 from ringside.schedule.traffic import Traffic, traffic
 
 __all__ = [

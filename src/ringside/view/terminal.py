@@ -18,12 +18,10 @@ from ringside.monitor.run.records import summary_notes
 from ringside.monitor.stats import known_or_0
 from ringside.monitor.verdict import Verdict, headline, onset
 from ringside.text import clock, counted, duration, percent, size, sparkline
-from ringside.view.cost_text import cost_text
 from ringside.view.mesh_text import blocked_line, chain_line, mesh_order, rank_cells, read_blocked
-from ringside.view.run.follower import HISTORY_STEPS, RunFollower, ShownFinding
-from ringside.view.run.recent import RECENT_STEPS
+from ringside.view.run.follower import HISTORY_STEPS, RECENT_STEPS, RunFollower, ShownFinding
 from ringside.view.tui.console import SafeConsole, WithoutTrailingBlanks
-from ringside.view.verdict_text import RANKS_CAPTION, as_sentence, checks, describe_calm, slowest_first
+from ringside.view.verdict_text import RANKS_CAPTION, as_sentence, checks, cost_text, describe_calm, slowest_first
 
 RANKS_SHOWN = 10
 BAR_CELLS = 36

@@ -11,10 +11,10 @@ import msgspec
 from ringside.decoding import UNDECODABLE, nan_for_null
 from ringside.monitor.assessment import Assessment, describe_assessment
 from ringside.monitor.job.questions import Question
+from ringside.monitor.price import known_rate, money
 from ringside.monitor.slow_rank.window_test import PERSISTENCE, WARM_UP
 from ringside.monitor.verdict import Verdict, headline, onset
 from ringside.text import counted, duration, label, name_ranks, percent, rank_time, ratio, signed_percent
-from ringside.view.cost_text import cost_text
 
 FEWEST_STEPS = WARM_UP + PERSISTENCE
 PAST = {" is ": " was ", " are ": " were ", " gets ": " got ", " needs ": " needed ", " waits ": " waited "}
@@ -136,6 +136,21 @@ def _replace_all(sentence: str, words: Mapping[str, str]) -> str:
     for word, other in words.items():
         sentence = sentence.replace(word, other)
     return sentence
+
+
+def cost_text(rank_seconds: float, summary: Mapping[str, Any] | None = None) -> str:
+    """Return a price: `10.2 rank-hours`, or `10.2 rank-hours (25.50 at 2.5 an hour)` where there is a rate.
+
+    Args:
+        rank_seconds: It.
+        summary: Of the run, which may have a rate; otherwise it is that of this process.
+    """
+    rate = known_rate(summary)
+    words = rank_time(rank_seconds)
+    if rate is None:
+        return words
+    amount = money(rank_seconds, rate)
+    return f"{words} ({'under 0.01' if 0 < amount < 0.005 else f'{amount:,.2f}'} at {rate:.12g} an hour)"
 
 
 def _price(verdict: Verdict, summary: dict[str, Any]) -> str:

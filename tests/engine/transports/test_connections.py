@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 from ringside.engine.transports.gloo_internals import watched_connections
 from ringside.lab import Lab
-from ringside.lab.iproute2 import batch
+from ringside.lab.network import batch
 
 
 def test_a_connection_whose_descriptor_was_another_socket_before_is_watched_too() -> None:

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         rank, equals, delay = text.partition("=")
         if not equals or not rank.strip().isdecimal():
             raise UsageError(f"--late {text}: a rank and by how much it is late, such as 3=5ms")
-        from ringside.lab.iproute2 import parse_delay
+        from ringside.lab.wiring import parse_delay
 
         late[int(rank)] = parse_delay(delay)
     timeline = simulate(schedule, topology, size, late=late, segments=args.segments)

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from ringside.decoding import plain_count
 from ringside.doctor.calls.judge import judge_files
 from ringside.doctor.calls.record import Calls, line_batches
-from ringside.doctor.files.progress import Progress
-from ringside.doctor.files.source import Source
+from ringside.doctor.files.source import Progress, Source
 from ringside.doctor.findings import Findings, Note
 from ringside.text import counted
 

@@ -14,8 +14,7 @@ import msgspec
 from ringside.doctor.calls.judge import judge_files
 from ringside.doctor.calls.record import UNKNOWN, Calls, Count, Rank
 from ringside.doctor.files.chrome_trace import Scan
-from ringside.doctor.files.progress import Progress
-from ringside.doctor.files.source import Source
+from ringside.doctor.files.source import Progress, Source
 from ringside.doctor.findings import Findings, Note
 from ringside.text import counted
 

@@ -17,8 +17,7 @@ import msgspec
 import numpy as np
 
 from ringside.doctor.calls.record import Calls, Link, LinkTime, Stream
-from ringside.doctor.files.progress import Progress
-from ringside.doctor.files.source import Source
+from ringside.doctor.files.source import Progress, Source
 from ringside.doctor.findings import Findings, Note, Number, Sheet, Unjudged, verdict_of_files
 from ringside.monitor.verdict import Verdict
 from ringside.text import counted, duration, percent, rank_list, rate

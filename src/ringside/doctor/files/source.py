@@ -1,4 +1,4 @@
-"""A file worth reading, wherever it lies, and its bytes, which are not trusted."""
+"""What a reader is given: files worth reading, wherever they lie, whose bytes are not trusted, and whom it tells."""
 
 from __future__ import annotations
 
@@ -234,3 +234,13 @@ class Source:
         """Note a problem, once."""
         if line not in self.problems:
             self.problems.append(line)
+
+
+class Progress:
+    """Receives what is being done, in methods cheap enough to be called for every block. This one shows nothing."""
+
+    def begin(self, text: str) -> None:
+        """Record what begins now, such as `reading 8 Kineto traces`."""
+
+    def advance(self, nbytes: int) -> None:
+        """Record that `nbytes` more bytes, as they lie on disk, have been read."""

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
-from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import (
     BUFFER_BYTES,
     GZIP,
@@ -27,6 +26,7 @@ from ringside.doctor.files.source import (
     Gunzip,
     Limits,
     Opener,
+    Progress,
     Report,
     Slice,
     Source,

@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from ringside.doctor.files.progress import Progress
-from ringside.doctor.files.source import Source
+from ringside.doctor.files.source import Progress, Source
 from ringside.doctor.findings import Findings, Lane, Note, Number, Sheet, TimeSpan, merge
 from ringside.doctor.flight_recorder.dump import Dump, NotADumpError, RecordedCall, is_pickle, load_dump, read_dump
 from ringside.doctor.flight_recorder.groups import KIND as KIND

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from ringside.doctor.files.progress import Progress
-from ringside.doctor.files.source import Source
+from ringside.doctor.files.source import Progress, Source
 from ringside.doctor.findings import Findings, Note, Unjudged, merge
 from ringside.doctor.kineto import straggler
 from ringside.doctor.kineto.collector import read_trace

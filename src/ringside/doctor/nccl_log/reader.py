@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ringside.doctor.files.progress import Progress
-from ringside.doctor.files.source import Source
+from ringside.doctor.files.source import Progress, Source
 from ringside.doctor.findings import Findings, Note, Question, Sheet, Unjudged
 from ringside.doctor.nccl_log.communicators import (
     Communicators,

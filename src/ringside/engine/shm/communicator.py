@@ -19,7 +19,7 @@ from ringside.engine.collectives import Collectives
 from ringside.engine.communicator import Communicator, typed_as
 from ringside.engine.dtypes import ITEM_BYTES, OP_CODES, Op, dtype_code, op_name, own_weight
 from ringside.engine.request import CoreRequest, checked_op, encode_split, equal_bounds, split_members
-from ringside.engine.runtime.lifecycle import AtExit
+from ringside.engine.runtime.worker import AtExit
 from ringside.engine.settings import Settings, patience, timeout_seconds
 from ringside.engine.shm.log import CollectiveLog
 from ringside.engine.shm.memory import Storage, SymmetricMemory, share_arena

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS, HangFinding, find_cause
-from ringside.monitor.hang.rank_state import RankState
+from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS, HangFinding, RankState, find_cause
 from ringside.monitor.verdict import Evidence, Verdict, VerdictEvent
 from ringside.processes import signal_name
 from ringside.text import name_ranks, percent

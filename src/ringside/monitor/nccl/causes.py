@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ringside.decoding import MOST_RANKS
 from ringside.monitor.nccl.calls import WAITS, Joined
-from ringside.monitor.nccl.ring import Communicator
+from ringside.monitor.nccl.ring import RecordedCommunicator
 
 TOGETHER = (b"AllReduce", b"AllGather", b"ReduceScatter", b"AlltoAll")
 """Collectives that nobody leaves before the last has come."""
@@ -153,7 +153,7 @@ STAY = np.dtype([("number", "u8"), ("rank", "i4"), ("seconds", "f8"), ("enqueued
 class _Known:
     """What is known of one communicator so far."""
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: RecordedCommunicator) -> None:
         self.communicator = communicator
         self.names: dict[int, int] = {}  # of its ranks, in the job
         self.ranks: set[int] = set()  # of which there are records
@@ -256,7 +256,7 @@ class Causes:
         self._known: dict[int, _Known] = {}
         self._turn = 0  # of those that take in and compare
 
-    def add(self, named: Callable[[int], Communicator | None], global_rank: int, joined: Joined) -> None:
+    def add(self, named: Callable[[int], RecordedCommunicator | None], global_rank: int, joined: Joined) -> None:
         """Take in what is over on one rank.
 
         Args:
@@ -309,7 +309,7 @@ class Causes:
             self._known = dict(by_use[-MOST_KNOWN:])
         self._turn += 1
 
-    def _of(self, communicator: Communicator, global_rank: int) -> _Known:
+    def _of(self, communicator: RecordedCommunicator, global_rank: int) -> _Known:
         known = self._known.get(communicator.id)
         if known is None:
             known = self._known[communicator.id] = _Known(communicator)

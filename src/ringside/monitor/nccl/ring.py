@@ -94,7 +94,7 @@ def joined_records(parts: Sequence[Records]) -> Records:
     return words
 
 
-class Communicator(msgspec.Struct, frozen=True):
+class RecordedCommunicator(msgspec.Struct, frozen=True):
     """One rank's part of a communicator.
 
     Args:
@@ -155,7 +155,7 @@ class Ring:
         self.global_rank = int(self._header["global_rank"])
         self._started = int(self._header["process_started"])
         self.torn = 0
-        self._known: dict[int, Communicator] = {}
+        self._known: dict[int, RecordedCommunicator] = {}
         self._made = np.zeros(COMMUNICATORS, np.uint64)  # by place: `made` of the one that is known
         self._communicators_made = 0
         self._closed: deque[int] = deque()
@@ -171,7 +171,7 @@ class Ring:
         """Events for which there was no room."""
         return int(self._words[DROPPED])
 
-    def communicator(self, number: int) -> Communicator | None:
+    def communicator(self, number: int) -> RecordedCommunicator | None:
         """Return the one that records of `drain` number so; None: it is not known."""
         return self._known.get(number)
 
@@ -190,7 +190,7 @@ class Ring:
             if self._made[place]:
                 self._closed.append(int(self._made[place]) - 1)
             self._made[place] = number_plus_1
-            self._known[number_plus_1 - 1] = Communicator(
+            self._known[number_plus_1 - 1] = RecordedCommunicator(
                 int(row["id"]), int(row["ranks"]), int(row["rank"]), row["name"].decode("utf-8", "replace")
             )
         while len(self._closed) > MOST_CLOSED:

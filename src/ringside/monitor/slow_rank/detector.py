@@ -6,30 +6,29 @@ The method and what it reaches (recall, delay, false alarms per day) are in docs
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ringside.errors import UsageError
-from ringside.monitor.slow_rank.judge import judge_excess, rejudge
-from ringside.monitor.slow_rank.pauses import Pauses, judge_pauses
-from ringside.monitor.slow_rank.streams import (
-    DELAY,
-    MOST_WITH_PARTS,
-    PER_SAMPLE,
-    REST,
-    STREAMS,
-    WHOLE,
-    excess_of_streams,
-)
-from ringside.monitor.slow_rank.undecided import suspects_of, would_find
-from ringside.monitor.slow_rank.window_test import WindowTest
-from ringside.monitor.stats import Floats, log_excess, usable
-from ringside.monitor.undecided import SUSPECTED, Undecided
-from ringside.monitor.verdict import Verdict, VerdictEvent, episode_end
+from ringside.monitor.price import Meter, cost_rank_seconds
+from ringside.monitor.slow_rank.pauses import PauseMeter, Pauses, is_of_pauses, judge_pauses, rejudge_pauses
+from ringside.monitor.slow_rank.window_test import DELAY, EFFECT, PER_SAMPLE, REST, STREAMS, WHOLE, WindowTest
+from ringside.monitor.stats import SMALLEST, Floats, known_median, log_excess, others_median, usable
+from ringside.monitor.undecided import SLOWEST, SUSPECTED, Suspect, Undecided
+from ringside.monitor.verdict import Evidence, Verdict, VerdictEvent, episode_end
 
 WINDOW = 128
 """Steps the on-line detector keeps as evidence."""
+
+MOST_WITH_PARTS = 128
+"""More ranks are judged by whole own times alone: streams of 1,024 would take 8 ms a step and 0.3 GB of rank 0, and
+among so many the noise of one is known well."""
+
+LEAST_SHARE = 0.1
+"""No rank is taken to need less than this share of what the others need."""
 
 
 class Detector:
@@ -123,8 +122,35 @@ class Detector:
     def undecided(self) -> Undecided:
         """Return whom it suspects, and what it would have found by now."""
         newest = int(self._steps[(self._screen.steps - 1) % WINDOW])
-        suspects = suspects_of(self._screen, self._number)
-        return Undecided(step=newest, suspects=suspects, found=would_find(self._screen))
+        return Undecided(step=newest, suspects=self._suspects(), found=self._would_find())
+
+    def _suspects(self) -> list[Suspect]:
+        """Return the ranks that may be slow, the likeliest first."""
+        screen = self._screen
+        shares, lengths = screen.nearest()
+        likeliest: dict[int, Suspect] = {}
+        for stream, rank in np.argwhere((shares >= SLOWEST) & ~screen.open.any(axis=0)).tolist():
+            share, length = float(shares[stream, rank]), int(lengths[stream, rank])
+            height = screen.height(stream, rank, length)
+            if height < EFFECT / 2 or (stream != WHOLE and not screen.is_borne(stream, rank, length, height)):
+                continue
+            if rank not in likeliest or share > likeliest[rank].bar_ratio:
+                chance = NormalDist().cdf(-share * screen.z) * shares.size
+                likeliest[rank] = Suspect(
+                    rank=rank,
+                    since_step=self._number(screen.steps - length),
+                    excess_ratio=math.expm1(height),
+                    bar_ratio=share,
+                    healthy_steps=round(1.0 / chance) if chance > SMALLEST else 0,
+                )
+        return sorted(likeliest.values(), key=lambda suspect: -suspect.bar_ratio)
+
+    def _would_find(self) -> dict[int, float]:
+        """Return the excess ratio of any rank that would have been named by now, by the steps within which."""
+        # What takes longer in all phases shows in the whole, or without the waits for a CPU. The loudest rank counts.
+        whole = [WHOLE, REST] if self._has_parts else [WHOLE]
+        least = {length: float(np.expm1(of[whole].min(axis=0).max())) for length, of in self._screen.least().items()}
+        return {length: ratio for length, ratio in least.items() if math.isfinite(ratio)}
 
     def _end(self, rank: int, count: int) -> VerdictEvent:
         """Close a rank's episode, which was over after step count `count`."""
@@ -204,3 +230,138 @@ def _table(values: ArrayLike) -> Floats:
     if table.ndim != 2:
         raise UsageError(f"an array [steps, ranks] is needed; got one of shape {table.shape}")
     return table
+
+
+def excess_of_streams(own: Floats, samples: Floats, parts: ArrayLike | None, run_delay: ArrayLike | None) -> Floats:
+    """Return the log excess of what is tested, [streams, ranks]; NaN where it is missing.
+
+    All but the last is how much more seconds a rank spends than the others do, in shares of their own time.
+
+    Args:
+        own: Own times in seconds, [ranks].
+        samples: Samples per rank, likewise.
+        parts: Seconds of the own time in each of `PARTS`, [parts, ranks].
+        run_delay: Seconds of it in which the training thread was ready to run and had no CPU, [ranks].
+    """
+    seconds = np.full((STREAMS - 1, len(own)), np.nan)
+    seconds[WHOLE] = own
+    if parts is not None:
+        seconds[1:DELAY] = parts
+    if run_delay is not None:
+        seconds[DELAY] = np.minimum(np.asarray(run_delay, dtype=np.float64), (1.0 - LEAST_SHARE) * own)
+        seconds[REST] = own - seconds[DELAY]
+    streams = np.empty((STREAMS, len(own)))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        more = (seconds - others_median(seconds)) / others_median(own)
+        streams[:PER_SAMPLE] = np.log(np.maximum(1.0 + more, LEAST_SHARE))
+        streams[PER_SAMPLE] = log_excess(np.where(np.isnan(seconds[REST]), own, seconds[REST]) / samples)
+    return streams
+
+
+# -------------------------------------------------------------------------------------------------
+# From an episode of one rank to a verdict: slow hardware or more work, in numbers, and its price.
+
+EXPLAINED = 0.7
+"""Uneven work is the verdict when sample counts account for this much of the excess."""
+
+SLOW_CAUSE = "its own work takes longer than the same work elsewhere"
+SLOW_ADVICE = (
+    "Compare this rank's clocks, temperature, CPU steal and neighbours with a healthy rank's; "
+    "move the rank to another device or host if they do not explain it."
+)
+UNEVEN_CAUSE = "it was given more samples per step; per sample it is as fast as the others"
+UNEVEN_ADVICE = "Balance the batches: equal samples (or tokens) per rank, or bucket sequences by length."
+ROUTED_CAUSE = "more tokens are sent to its experts; per token it is as fast as the others"
+ROUTED_ADVICE = "Balance the experts: a load-balancing loss or a capacity per expert, or other experts on this rank."
+
+
+def judge_excess(
+    rank: int,
+    own: Floats,
+    samples: Floats | None,
+    routed: Floats | None = None,
+    *,
+    since_step: int,
+    detected_step: int,
+    usual: float = 0.0,
+    excess: float | None = None,
+) -> Verdict:
+    """Return the verdict on one rank's episode.
+
+    Args:
+        rank: The culprit.
+        own: Own times in seconds over the episode so far, float [steps, ranks]; NaN = missing.
+        samples: Samples (or tokens) per step and rank, float [steps, ranks]; NaN or None where not known.
+        routed: Bytes of the tokens that were sent to experts, likewise.
+        since_step: Training step at which the episode began.
+        detected_step: Training step at which it was noticed.
+        usual: The rank's log excess before the episode.
+        excess: Its log excess now, where that is known better than from whole own times.
+    """
+    if excess is None:
+        excess = known_median(log_excess(own)[:, rank])
+    more_samples, more_routed = (
+        0.0 if work is None else known_median(log_excess(work)[:, rank]) for work in (samples, routed)
+    )
+    more_work = max(more_samples, more_routed)
+    uneven = more_work > 0 and (excess - more_work < min(EFFECT, excess / 2) or more_work >= EXPLAINED * excess)
+    evidence: Evidence = {
+        "own_seconds": known_median(own[:, rank]),
+        "others_own_seconds": known_median(np.delete(own, rank, axis=1).ravel()),
+        "usual_excess_ratio": math.expm1(usual),
+        "steps": len(own),
+    }
+    if samples is not None and np.isfinite(samples).any():
+        evidence["more_samples_ratio"] = math.expm1(more_samples)
+    if routed is not None and (routed > 0).any():
+        evidence["more_routed_ratio"] = math.expm1(more_routed)
+    cause, advice = SLOW_CAUSE, SLOW_ADVICE
+    if uneven:
+        by_samples = more_samples >= more_routed
+        cause, advice = (UNEVEN_CAUSE, UNEVEN_ADVICE) if by_samples else (ROUTED_CAUSE, ROUTED_ADVICE)
+    return Verdict(
+        kind="uneven_work" if uneven else "slow_rank",
+        ranks=[rank],
+        since_step=since_step,
+        detected_step=detected_step,
+        excess_ratio=math.expm1(excess),
+        cause=cause,
+        evidence=evidence,
+        cost_rank_seconds=cost_rank_seconds(own, [rank], [usual]),
+        advice=advice,
+    )
+
+
+def rejudge(verdict: Verdict, own: Floats, samples: Floats | None, routed: Floats | None = None) -> Verdict:
+    """Return a detector's verdict judged again on all steps of its episode.
+
+    Args:
+        verdict: What `Detector.update` found.
+        own: Own times in seconds over the episode, float [steps, ranks].
+        samples: Samples over the episode, [steps, ranks], or None.
+        routed: Bytes sent to experts over it, likewise.
+    """
+    if is_of_pauses(verdict):
+        return rejudge_pauses(verdict, own)
+    again = judge_excess(
+        verdict.ranks[0],
+        own,
+        samples,
+        routed,
+        since_step=verdict.since_step,
+        detected_step=verdict.detected_step,
+        usual=float(np.log1p(float(verdict.evidence.get("usual_excess_ratio", 0.0)))),
+    )
+    return msgspec.structs.replace(again, evidence={**verdict.evidence, **again.evidence})
+
+
+PriceMeter = Meter | PauseMeter
+"""The price of one open verdict while the run goes on."""
+
+
+def meter_of(verdict: Verdict) -> PriceMeter:
+    """Return a meter that goes on from the price of a verdict on one rank."""
+    if is_of_pauses(verdict):
+        return PauseMeter(verdict)
+    usual = math.log1p(float(verdict.evidence.get("usual_excess_ratio", 0.0)))
+    return Meter(verdict.ranks[0], math.log1p(verdict.excess_ratio), usual, verdict.cost_rank_seconds)

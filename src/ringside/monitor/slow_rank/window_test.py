@@ -13,8 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.monitor.slow_rank.noise import CUTS, TOLERATED, Noise, learn
-from ringside.monitor.slow_rank.streams import DELAY, REST, WHOLE
 from ringside.monitor.stats import Floats, divergence, known_median, known_or_0, median
+
+# What is tested of a job: whole own times, the phases they are made of, and waits for a CPU.
+PARTS = ("data", "forward", "backward", "optimizer")
+"""Phases that are judged beside the whole: 12 ms more of a loader are certain long before a noisy own time is."""
+
+STREAMS = 1 + len(PARTS) + 3
+"""The whole, its parts, what it was delayed for want of a CPU, the rest without that, and the rest per sample."""
+WHOLE, DELAY, REST, PER_SAMPLE = 0, STREAMS - 3, STREAMS - 2, STREAMS - 1
 
 EFFECT = math.log(1.05)
 """The effect gate: nothing below 5% is ever reported."""
@@ -75,7 +82,7 @@ class WindowTest:
     phase to another costs nobody anything. What is an episode in one stream teaches none of the others.
 
     Args:
-        streams: How many streams of a job are tested: all of `ringside.monitor.slow_rank.streams`, or the first.
+        streams: How many streams of a job are tested: all `STREAMS`, or the first.
         ranks: How many ranks it has.
 
     Attributes:

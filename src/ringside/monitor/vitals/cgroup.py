@@ -65,7 +65,7 @@ def as_number(text: str) -> int | None:
         return None
 
 
-class Quota(NamedTuple):
+class QuotaReading(NamedTuple):
     """What a CPU quota did since it was last read.
 
     Args:
@@ -91,7 +91,7 @@ class CpuCgroup:
         self._text: str | None = None
         self._levels: list[_Level] = []
 
-    def read(self) -> Quota | None:
+    def read(self) -> QuotaReading | None:
         """Return the quota that stopped this process longest since the last call; None where there is no quota."""
         text = self._where.read()
         if text != self._text:
@@ -166,7 +166,7 @@ class _Level:
         self._bounds = [KeptFile(directory / name) for name in names]
         self._before: float | None = None
 
-    def read(self) -> Quota | None:
+    def read(self) -> QuotaReading | None:
         """Return what happened since the last call; 0 seconds the first time; None where it has no quota."""
         before, self._before = self._before, None
         # `cpu.max` has both figures of v2, the two files of v1 one each: microseconds of CPU in every period.
@@ -185,7 +185,7 @@ class _Level:
             self._before = known["throttled_time"] / 1e9
         else:
             return None
-        return Quota(0.0 if before is None else max(self._before - before, 0.0), quota / period)
+        return QuotaReading(0.0 if before is None else max(self._before - before, 0.0), quota / period)
 
     def close(self) -> None:
         for file in (self._stat, *self._bounds):

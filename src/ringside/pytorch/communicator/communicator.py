@@ -26,7 +26,7 @@ from ringside.engine.net.exchange.exchange import HopTiming
 from ringside.engine.net.rank_map import RankMap, exchange_rank_infos, make_rank_map, own_rank_info
 from ringside.engine.request import CoreRequest, checked_op, encode_split, split_members
 from ringside.engine.runtime.interrupts import interruptible
-from ringside.engine.runtime.lifecycle import AtExit
+from ringside.engine.runtime.worker import AtExit
 from ringside.engine.settings import timeout_seconds
 from ringside.engine.shm.log import AcrossLog, CollectiveLog
 from ringside.engine.shm.memory import Storage, obstacle

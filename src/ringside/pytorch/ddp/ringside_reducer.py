@@ -24,8 +24,8 @@ from ringside.engine.buffers import Flat, flatten
 from ringside.engine.net.exchange.block_scaling import ErrorFeedback
 from ringside.engine.net.hierarchical import PendingAllReduce
 from ringside.engine.runtime.interrupts import interruptible
-from ringside.engine.runtime.lifecycle import FINISH_S
 from ringside.engine.runtime.queue import PATIENCE_S, CollectiveQueue, QueuedCollective
+from ringside.engine.runtime.worker import FINISH_S
 from ringside.engine.settings import Settings
 from ringside.engine.shm.communicator import HostCommunicator
 from ringside.engine.shm.log import PATHS, Totals

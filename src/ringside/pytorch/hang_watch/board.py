@@ -19,8 +19,7 @@ import msgspec
 
 from ringside.decoding import UNDECODABLE
 from ringside.errors import DeadlineError, MismatchError, PeerLostError, SyncError
-from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS, WARM_UP_PASSES
-from ringside.monitor.hang.rank_state import Failure, RankState, WaitingCall
+from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS, WARM_UP_PASSES, Failure, RankState, WaitingCall
 
 PAGE_BYTES = 65536  # of which memory has what is written
 CALLS_KEPT = 64

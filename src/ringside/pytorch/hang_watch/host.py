@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from threading import Event
 from typing import NamedTuple
 
 import msgspec
 
-from ringside.monitor.hang.rank_state import Observer, ProcessState, RankState
+from ringside.monitor.hang.attribution import ProcessState, RankState
+from ringside.processes import read_stat
 from ringside.pytorch.hang_watch.board import ProgressPage, ProgressView
 from ringside.pytorch.hang_watch.stacks import read_stacks, request_stacks
 
@@ -21,6 +24,8 @@ LOOK_S = 1.0
 OWN_STACKS_S = 0.8  # for watchers to write the stacks of their process
 ASKED_STACKS_S = 0.5  # for signals to be answered
 POLL_S = 0.02
+
+_LEAST_SPAN_S = 0.2
 
 _HERE = ProcessState(state="S")
 """A process of this host that there is no reason to ask the kernel about."""
@@ -50,6 +55,53 @@ class RankHandle(msgspec.Struct, frozen=True, array_like=True):
     stacks: int
     signal: int
     path: bytes = b""
+
+
+class Observer:
+    """Reads the state of one process again and again.
+
+    Args:
+        pid: Its id.
+        started: When it started (`ProcessStat.started`): a later process of the same id is another one.
+        root: Where the proc file system is.
+    """
+
+    def __init__(self, pid: int, started: int, root: str = "/proc") -> None:
+        self._pid, self._started, self._root = pid, started, root
+        self._gone_since: float | None = None
+        self._signal = 0
+        self._cpu: tuple[float, float] | None = None
+        self._share = math.nan
+
+    def read(self, now: float) -> ProcessState:
+        """Return what is known of the process.
+
+        Args:
+            now: Monotonic seconds.
+        """
+        stat = read_stat(self._pid, self._root)
+        if stat is None or stat.started != self._started:
+            return self._gone("gone", now)
+        if stat.ended:
+            self._signal = stat.exit_code & 0x7F or self._signal  # the low bits of a wait status
+            return self._gone(stat.state, now)
+        # The kernel counts in ticks: a share over less than a few of them means nothing.
+        if self._cpu is None:
+            self._cpu = (now, stat.cpu_s)
+        elif now - self._cpu[0] >= _LEAST_SPAN_S:
+            self._share = max(stat.cpu_s - self._cpu[1], 0.0) / (now - self._cpu[0])
+            self._cpu = (now, stat.cpu_s)
+        try:
+            function = Path(self._root, str(self._pid), "wchan").read_text(errors="replace").strip("\0\n ")
+        except OSError:
+            function = ""
+        function = "" if function == "0" else function  # it runs, or this kernel does not show it
+        return ProcessState(state=stat.state, cpu_share=self._share, kernel_function=function)
+
+    def _gone(self, state: str, now: float) -> ProcessState:
+        if self._gone_since is None:
+            self._gone_since = now
+        return ProcessState(state=state, gone_s=now - self._gone_since, signal=self._signal)
 
 
 class _Peer(NamedTuple):

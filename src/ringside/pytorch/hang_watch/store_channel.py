@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 from torch.distributed.distributed_c10d import Store
 
-from ringside.monitor.hang.rank_state import RankState
+from ringside.monitor.hang.attribution import RankState
 
 MAIL_S = 0.5  # between two reports
 FRESH_S = 4.0  # a host whose newest report is older is taken for silent

@@ -20,9 +20,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.files import append_to_file, replace_file
-from ringside.monitor.hang.attribution import LIMIT_S
+from ringside.monitor.hang.attribution import LIMIT_S, RankState
 from ringside.monitor.hang.detector import STACKS, HangDetector
-from ringside.monitor.hang.rank_state import RankState
 from ringside.monitor.run.directory import EVENTS, RUN, finite
 from ringside.monitor.verdict import Verdict, VerdictEvent, headline
 from ringside.monitor.wait_meter import WaitMeter

@@ -25,9 +25,8 @@ from ringside.engine.shm.memory import obstacle
 from ringside.errors import DeadlineError
 from ringside.pytorch.communicator.options import Options
 from ringside.pytorch.process_group import creation
-from ringside.pytorch.process_group.backend import GlooWork, RingsideBackend
+from ringside.pytorch.process_group.backend import GlooWork, RingsideBackend, RingsideGroup
 from ringside.pytorch.process_group.carrier import own_part
-from ringside.pytorch.process_group.group import RingsideGroup
 from ringside.text import name_ranks, timed_out
 
 NAME = "ringside_gloo"

@@ -1,4 +1,4 @@
-"""What a process group of ours carries, whichever class torch knows it by (`group`, `backend`).
+"""What a process group of ours carries, whichever class torch knows it by (`backend`).
 
 torch calls a collective by several names (since 2.13 `all_gather_single`, before `_allgather_base`), from Python by
 attribute and from C++ through a trampoline. So every method that torch has is here, under all its names.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -22,9 +24,61 @@ from ringside.errors import UsageError
 from ringside.pytorch.process_group import collectives
 from ringside.pytorch.process_group.arguments import first_tensor, limit_of, normalize
 from ringside.pytorch.process_group.collectives import MOST_RANKS
-from ringside.pytorch.process_group.counters import GroupCounters
 from ringside.pytorch.process_group.engine import Engine, SharedBuckets
 from ringside.pytorch.process_group.work import RingsideWork
+
+
+class GroupCounters:
+    """Collectives by name and engine: counted, so that nothing falls through to another engine unseen.
+
+    What C++ calls past the process group lands in its inner Gloo group without our knowledge; Gloo's own number of what
+    it carried tells of it.
+
+    Args:
+        gloo: The inner group.
+    """
+
+    def __init__(self, gloo: Any) -> None:
+        self._gloo, self._guard = gloo, threading.Lock()
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._known: int = gloo._get_sequence_number_for_group()
+
+    def add(self, name: str, engine: str) -> None:
+        """Count one collective that `engine` carries."""
+        with self._guard:
+            self._counts[name, engine] += 1
+
+    def through_gloo(self, name: str, call: Callable[..., Any], *args: Any) -> Any:
+        """Count one collective that is given to the inner group on purpose, and give it."""
+        with self._guard:
+            self._counts[name, "gloo"] += 1
+            before = self._gloo._get_sequence_number_for_group()
+        try:
+            return call(*args)
+        finally:
+            with self._guard:
+                self._known += self._gloo._get_sequence_number_for_group() - before
+
+    def total(self) -> int:
+        """Return how many collectives this rank has begun, whoever carried them."""
+        with self._guard:
+            return sum(self._counts.values())
+
+    def table(self) -> dict[str, dict[str, int]]:
+        """Return for every engine how many of which collectives it carried.
+
+        Collectives that came to Gloo past us are counted as `unseen`.
+        """
+        with self._guard:
+            counts = dict(self._counts)
+            unseen = self._gloo._get_sequence_number_for_group() - self._known
+        table: dict[str, dict[str, int]] = {}
+        for (name, engine), count in sorted(counts.items()):
+            table.setdefault(engine, {})[name] = count
+        if unseen > 0:
+            table.setdefault("gloo", {})["unseen"] = unseen
+        return table
+
 
 CPU = torch.device("cpu")
 

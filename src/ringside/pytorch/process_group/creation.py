@@ -21,9 +21,8 @@ from torch.distributed import distributed_c10d as c10d
 
 from ringside.autoload.after_import import after_import
 from ringside.errors import UnsupportedError
-from ringside.pytorch.process_group.backend import RingsideBackend, answer_for_works
+from ringside.pytorch.process_group.backend import RingsideBackend, RingsideGroup, answer_for_works
 from ringside.pytorch.process_group.carrier import Carrier, carrier_of
-from ringside.pytorch.process_group.group import RingsideGroup
 
 _log = logging.getLogger("ringside")
 

@@ -14,8 +14,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ringside.engine import HostCommunicator
 from ringside.engine.buffers import flatten
 from ringside.engine.dtypes import FLOATING
-from ringside.engine.runtime.lifecycle import AtExit, Closeable
 from ringside.engine.runtime.queue import PATIENCE_S, CollectiveQueue, QueuedCollective
+from ringside.engine.runtime.worker import AtExit, Closeable
 from ringside.engine.settings import Settings
 from ringside.errors import ClosedError
 from ringside.pytorch.communicator.communicator import GroupCommunicator

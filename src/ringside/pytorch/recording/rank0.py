@@ -28,7 +28,7 @@ from ringside.monitor.alerts.counters import MetricsSnapshot
 from ringside.monitor.alerts.live import AlertService, Endpoint, Server
 from ringside.monitor.collector import StepCollector, standard_watchers
 from ringside.monitor.groups import JobGroups
-from ringside.monitor.nccl.logs import EVENT, log_folder
+from ringside.monitor.nccl.report import EVENT, log_folder
 from ringside.monitor.run.directory import Event, RunWriter
 from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.run.registry import register, unregister

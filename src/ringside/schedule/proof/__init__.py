@@ -5,6 +5,6 @@ expressions  Symbolic values: which additions, in which order, made the content 
 results      Whether the values that ranks end with are the ones the collective wants
 safety       What can be wrong with one round: transfers that cannot be, writes without an order, ranks that wait for
              ever
-symmetry     The proof of a rotational schedule from one rank's share of it
-verify       The proof that a schedule is what it says it is, and what it costs
+verify       The proof that a schedule is what it says it is, and what it costs: from all of it, or where it is
+             rotational from one rank's share
 """

@@ -49,7 +49,7 @@ _MOST_ABOUT_BYTES, _PIECE_BYTES = 1 << 20, 1 << 22
 _log = logging.getLogger(__name__)
 
 
-class About(msgspec.Struct, frozen=True):
+class Manifest(msgspec.Struct, frozen=True):
     """What stands beside a checkpoint.
 
     Args:
@@ -190,7 +190,7 @@ def read(path: Path) -> dict[str, Any]:
     """
     try:
         with dcp_files.open_file(path / _ABOUT) as file:
-            about = msgspec.json.decode(file.read(_MOST_ABOUT_BYTES), type=About)
+            about = msgspec.json.decode(file.read(_MOST_ABOUT_BYTES), type=Manifest)
         # Digests first: nothing of a file is decoded that is not what was written.
         for name, digest in about.files.items():
             if _file_digest(path / Path(name).name) != digest:
@@ -218,7 +218,7 @@ def _save(tree: dict[str, Any], path: Path) -> None:
     packed = torch.frombuffer(bytearray(msgspec.msgpack.encode(skeleton)), dtype=torch.uint8)
     dcp_files.write(path, {**tensors, _SKELETON: packed})
     files = {file.name: _file_digest(file) for file in sorted(path.iterdir())}
-    (path / _ABOUT).write_bytes(msgspec.json.encode(About(tree["step"], digest_of(tree), files)))
+    (path / _ABOUT).write_bytes(msgspec.json.encode(Manifest(tree["step"], digest_of(tree), files)))
     for name in (path / _ABOUT, path):
         _sync(name)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ringside.monitor.job.questions import Question
 from ringside.monitor.verdict import Verdict
 from ringside.text import Number, figure, title
-from ringside.view.assets import read_asset
+from ringside.view import read_asset
 from ringside.view.html.markup import NOTHING, Markup, fill
 from ringside.view.tui.console import without_controls
 from ringside.view.verdict_text import checks

@@ -6,7 +6,6 @@ follower       A run as far as it has been read: the newest of its records and e
 live           A run that goes on, as live views see it: the newest steps of every rank as arrays, and what was found
 log_follower   What a job's profilers write of single collectives, followed while the job goes on: no view ever waits
                for it
-recent         The newest steps of every rank as arrays, in memory that is bounded by ranks, not by steps
 recorded       A recorded run as a value: for notebooks, for comparisons, for exports
 training_step  A recorded run as the step that `ringside.predict.what_if` changes: its own times, what it synchronised
                and how

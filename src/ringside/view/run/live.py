@@ -31,9 +31,8 @@ from ringside.monitor.run.registry import running_runs
 from ringside.monitor.stats import excess_ratios, known_median
 from ringside.monitor.summary import assess_run
 from ringside.view.mesh_text import read_blocked
-from ringside.view.run.follower import RunFollower, ShownFinding
+from ringside.view.run.follower import FIELDS, RECENT_STEPS, STEPS_KEPT, RecentSteps, RunFollower, ShownFinding
 from ringside.view.run.log_follower import LogFollower
-from ringside.view.run.recent import FIELDS, RECENT_STEPS, STEPS_KEPT, RecentSteps
 from ringside.view.verdict_text import Calm, describe_calm, verdict_text
 
 FIGURES = (*FIELDS, "excess_ratio")

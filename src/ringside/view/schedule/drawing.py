@@ -20,7 +20,7 @@ import numpy as np
 from ringside.errors import UsageError
 from ringside.schedule import Schedule, verify
 from ringside.text import counted, name_vertices
-from ringside.view.assets import read_asset
+from ringside.view import read_asset
 from ringside.view.schedule.arrange import arrange_vertices
 from ringside.view.schedule.frames import Frame, ScheduleFrames
 from ringside.view.schedule.layout import Curve, GraphLayout, Pills, Point, on_curve

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ringside.monitor.run.records import StepRecord
 from ringside.monitor.stats import row_medians
-from ringside.view.run.recent import FIELDS, MOST_STEPS, Floats32
+from ringside.view.run.follower import FIELDS, MOST_STEPS, Floats32
 
 MEANS = ("step_seconds", "exposed_seconds", "sync_seconds", "backward_seconds")
 """Kept of every step, as the mean over ranks."""

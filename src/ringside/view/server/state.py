@@ -20,12 +20,11 @@ from ringside.monitor.run.directory import finite
 from ringside.monitor.stats import known_median
 from ringside.schedule import ALGORITHMS, by_name
 from ringside.text import duration, figure, percent, rate, size, title
-from ringside.view.cost_text import cost_text
 from ringside.view.html.rings import longest_waits
 from ringside.view.mesh_text import blocked_cells, chain_dimensions
+from ringside.view.run.follower import RECENT_STEPS
 from ringside.view.run.live import FIGURES, LiveRun, RankNow
-from ringside.view.run.recent import RECENT_STEPS
-from ringside.view.verdict_text import answer_sign, answer_text, checks, verdict_text
+from ringside.view.verdict_text import answer_sign, answer_text, checks, cost_text, verdict_text
 
 ARROWS = 24
 DRAWN_RANKS = 64

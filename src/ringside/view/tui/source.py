@@ -30,9 +30,9 @@ from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.verdict import Verdict
 from ringside.text import size
 from ringside.view.mesh_text import read_blocked
+from ringside.view.run.follower import RECENT_STEPS, STEPS_KEPT, Floats32
 from ringside.view.run.live import FIGURES, LiveRun, RankNow, ranks_now
 from ringside.view.run.log_follower import LogFollower
-from ringside.view.run.recent import RECENT_STEPS, STEPS_KEPT, Floats32
 from ringside.view.verdict_text import Calm
 
 TAIL_BYTES = 8 << 20

@@ -19,13 +19,12 @@ from ringside.monitor.run.directory import finite
 from ringside.monitor.run.records import StepRecord
 from ringside.monitor.verdict import headline, onset
 from ringside.text import duration, figure, percent, signed_percent, title
-from ringside.view.cost_text import cost_text
 from ringside.view.mesh_text import blocked_line, chain_line
 from ringside.view.run.follower import progress_text
 from ringside.view.tui.console import printable
 from ringside.view.tui.rank_table import SortOrder, Sparks, arrange_ranks, fit_columns, heading_line, rank_line
 from ringside.view.tui.source import Open, Snapshot
-from ringside.view.verdict_text import FEWEST_STEPS, OWN_TIME
+from ringside.view.verdict_text import FEWEST_STEPS, OWN_TIME, cost_text
 
 STALE_S = 10.0
 """So long without news is worth a word."""

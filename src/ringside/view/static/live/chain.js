@@ -1,4 +1,4 @@
-// A verdict's chain of waits, from who waits to the culprit, as the report draws it (ringside/view/html/mesh.py).
+// A verdict's chain of waits, from who waits to the culprit, as the report draws it (run_report.py).
 
 import { element, shape } from "./words.js";
 

@@ -1,4 +1,4 @@
-// The live view of a notebook (see view/notebook.py): draws the state, and asks for a newer one while it can be seen.
+// The live view of a notebook (see notebook.py): draws the state, and asks for a newer one while it can be seen.
 
 const EVERY_MS = 1000;
 const COLUMNS = ["rank", "host", "own", "wait", "wire", "excess", "own time", "verdict"];
