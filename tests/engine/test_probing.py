@@ -15,6 +15,7 @@ from ringside.engine.net.exchange.exchange import HopTiming
 from ringside.engine.probe.links import (
     best_ring_order,
     links_beside,
+    median_beside,
     plainly_slow,
     round_robin,
     slow_links,
@@ -56,6 +57,12 @@ def test_a_slow_link_is_named_and_half_is_not_slow():
     both = slow_links(rates_of(4, (2, 1, 0.25), (1, 2, 0.2)))
     assert [(link.src, link.dst) for link in both] == [(1, 2), (2, 1)]
     assert [(link.src, link.dst) for link in slow_links(rates_of(2, (0, 1, 0.3)))] == [(0, 1)]
+
+
+def test_of_three_vertices_the_reverse_of_a_link_is_not_beside_it():
+    rates = np.array([[0.0, 60.0, 100.0], [30.0, 0.0, 200.0], [100.0, 200.0, 0.0]])
+    assert median_beside(rates, (0, 1)) == 150.0
+    assert median_beside(rates[:2, :2], (0, 1)) == 30.0
 
 
 def test_a_vertex_all_of_whose_links_are_slow_is_named_once():
