@@ -13,7 +13,8 @@
 
 What is missing is not scored. All rows but those with wrong sums count first, then those that the checks of
 `ringside predict score` leave. Every table is held out in both halves, and its first and last row are not scored: half
-of its neighbours is missing there. `--write` writes docs/predict-public.md.
+of its neighbours is missing there. `--write` writes docs/predict-public.md; what it has from `MISSED` on is by hand and
+stays.
 
 Which tables may be looked at while the model is changed was fixed before the first change: TUNING_SYSTEMS of (b), every
 second by name, and TUNING_GPUS of (a). The rest is scored by `--scoring`, at the end.
@@ -340,43 +341,52 @@ def scores(alps: Path | None, checked: bool, scoring: bool) -> Iterable[str]:
         ]
         yield from board(list(alps_rows(alps, prepare)), scoring)
         yield ""
-    tables = aiconfigurator_tables()
+    prepared = [replace(one, table=prepare(one.table)) for one in aiconfigurator_tables()]
+    tables = [one for one in prepared if one.table.rows]
     if not tables:
         return
     used = " and ".join(f"{package.name} {package.version}" for package in aiconfigurator.installed())
     yield from [f"## NVIDIA aiconfigurator, {which}", "", f"{used}. Two tables of the same hardware and version are"]
     yield from [f"{percent(repeats(tables))} apart.", ""]
-    rows = []
-    groups: list[tuple[str, tuple[str, ...], tuple[str, ...]]]
-    groups = [("aiconfigurator-core", (ALL_REDUCE,), (dtype,)) for dtype in ("half", "int8")]
-    groups += [
-        ("aiconfigurator-core", (name,), ("half", "int8")) for name in ("all_gather", "reduce_scatter", "alltoall")
-    ]
-    groups += [("aiconfigurator", (ALL_REDUCE,), ("half", "int8"))]
-    for package, collectives, dtypes in groups:
+
+    def held(name: str, package: str, collective: str, *dtypes: str, target: str = "") -> tuple[str, str, list[Result]]:
         chosen = [
-            held_out(prepare(one.table), one.system in TUNING_SYSTEMS) for one in tables
-            if one.package == package and one.table.dtype in dtypes and one.table.collective in collectives
+            held_out(one.table, one.system in TUNING_SYSTEMS) for one in tables
+            if one.package == package and one.table.dtype in dtypes and one.table.collective == collective
         ]  # fmt: skip
-        name = f"{'old ' * (package == 'aiconfigurator')}{' '.join(collectives)} {' and '.join(dtypes)}"
-        rows.append((name, "≤ 3.3%" if rows == [] else "", chosen))
-    reduces = [one for one in tables if one.table.collective == ALL_REDUCE]
-    yield from board([*rows, *other_collectives(tables), *version_rows(reduces)], scoring)
+        return f"{name} {' and '.join(dtypes)}", target, chosen
+
+    rows = [
+        held("all_reduce", "aiconfigurator-core", ALL_REDUCE, "half", target="≤ 3.3%"),
+        held("all_reduce", "aiconfigurator-core", ALL_REDUCE, "int8"),
+        held("old all_reduce", "aiconfigurator", ALL_REDUCE, "half", "int8"),
+        *version_rows([one for one in tables if one.table.collective == ALL_REDUCE]),
+    ]
+    yield from board(rows, scoring)
+    yield from ["", f"### Other collectives{f', {which}' * checked}", ""]
+    rows = [held(name, "aiconfigurator-core", name, "half", "int8") for name in OTHERS]
+    yield from board([*rows, *other_collectives(tables)], scoring)
     yield ""
 
 
 HEAD = """\
 # Predictions against public collections
 
-Written by `python -m bench.predict.public --scoring --write`; its docstring says where the tables come from. Nothing of
-them is kept here but errors. Mean absolute errors of the time by table, medians over tables, the 90th percentile beside
-them. Hold-out: every second row predicted from the others, both halves, the first and the last row not scored.
-*in band* is the share of rows in their 95% band, *band ±* its median half-width. The α–β line and the interpolation in
-log-log are fitted to the same rows; *carried over* takes the nearest table as it is.
+Written up to *Missed* by `python -m bench.predict.public --scoring --write`; its docstring says where the tables come
+from. Nothing of them is kept here but errors. Mean absolute errors of the time by table, medians over tables, the 90th
+percentile beside them. Hold-out: every second row predicted from the others, both halves, the first and the last row
+not scored. *in band* is the share of rows in their 95% band, *band ±* its median half-width. The α–β line and the
+interpolation in log-log are fitted to the same rows; *carried over* takes the nearest table as it is.
 
 *Tuning* tables are those that were looked at while the model was made: 8 to 64 GPUs of Alps, every second system of
 aiconfigurator by name. *Scoring* tables had no part in it.
+
+*From nothing*: only the table's words. *From all_reduce's table*: that of the same system, version and number of GPUs,
+no row of its own; *carried over* is the all-reduce's time by the bytes that a ring moves of either.
 """
+
+
+MISSED = "## Missed\n"
 
 
 def main() -> int:
@@ -388,7 +398,8 @@ def main() -> int:
     args = parser.parse_args()
     page = "\n".join([HEAD, *(line for checked in (False, True) for line in scores(args.alps, checked, args.scoring))])
     if args.write:
-        PAGE.write_text(page)
+        _, mark, by_hand = PAGE.read_text().partition(MISSED)
+        PAGE.write_text(f"{page}\n{mark}{by_hand}")
     print(page)
     return 0
 

@@ -206,6 +206,52 @@ def test_the_answer_for_a_size_does_not_depend_on_those_asked_with_it(fall):
         assert all(any(a <= size <= b * 1.04 for a, b in falls) for size in down)
 
 
+@pytest.mark.parametrize("slow", [1, 2])
+def test_before_a_fall_two_slow_rows_are_a_regime_and_one_is_a_spike(slow):
+    """Asked just before the last slow row: as slow as that where the row before it is slow too."""
+    sizes = 2.0 ** np.arange(10, 31, 2)
+    top = int(np.flatnonzero(sizes == 1 << 20)[0])
+    times = np.exp(PIPELINE.log_slopes(THETA, sizes)[0])
+    times[top + 1 - slow : top + 1] *= 8.0
+    told = fit(sizes, times, LAW).predict([2.0**19]).times_s[0]
+    assert (told > 2.0 * times[top + 1]) == (slow == 2)
+
+
+def test_what_falls_without_a_row_is_predicted_by_its_lower_end():
+    """A hump of another scale: no row of one's own tells how far it reaches."""
+    times = np.exp(PIPELINE.log_slopes(THETA, SIZES)[0])
+    hump = (SIZES >= 1 << 18) & (SIZES < 1 << 21)
+    known = fit(SIZES, times * np.where(hump, 4.0, 1.0), replace(LAW, place=(3.0, np.nan)))
+    moved = expect(transfer([known], replace(LAW, place=(3.0, np.nan)))).predict(SIZES)
+    assert np.all(moved.times_s[hump] <= moved.times_s[SIZES == 1 << 21])
+    assert moved.times_s[SIZES == 1 << 21] == pytest.approx(times[SIZES == 1 << 21], rel=0.2)
+
+
+def test_rows_nearer_than_the_grid_may_fall():
+    sizes = np.array([1000.0, 2000.0, 4000.0, 4001.0, 8000.0])
+    told = fit(sizes, [3e-5, 6e-5, 9e-5, 4e-5, 6e-5], LAW).predict([4000.5])
+    assert told.low_s[0] <= 4e-5
+    assert told.high_s[0] >= 9e-5
+
+
+def test_where_other_scales_mislead_the_tables_own_rows_count():
+    """Their bumps are the same up to 1 MiB and opposite above: rows left out tell which of them to believe."""
+    bumps = 0.4 * np.sin(np.log2(SIZES))
+    times = np.exp(PIPELINE.log_slopes(THETA, SIZES)[0])
+    theirs = fit(SIZES, times * np.exp(bumps), replace(LAW, place=(3.0, np.nan)))
+    law = transfer([theirs], replace(LAW, place=(4.0, np.nan)))
+    own = times * np.exp(np.where(SIZES < 1 << 20, bumps, -bumps))
+    found = fit(SIZES[::2], own[::2], law)
+    assert found.alone is not None
+    asked, true = SIZES[1::2], own[1::2]
+    off, off_beside, off_alone = (
+        np.abs(np.log(one.predict(asked).times_s / true)) for one in (found, replace(found, alone=None), found.alone)
+    )
+    alike = asked < 1 << 20
+    assert off[alike].mean() < off_alone[alike].mean()
+    assert off[~alike].mean() < off_beside[~alike].mean()
+
+
 def test_of_hardware_that_is_not_known_no_bump_is_carried_over():
     """How far apart two tables of it are is not known either: their bumps would come over whole, and as sure."""
     sizes, times = rows(made(THETA, SIZES, noise=0.1, seed=7))

@@ -11,13 +11,17 @@ from ringside.predict import LinkClass, Topology
 from ringside.predict.laws.fabric import (
     BASE,
     CHAIN,
+    DEPTH,
+    LAUNCH_S,
     NETWORK_RING,
     NETWORK_TREE,
     NVLS,
     PIPELINE,
+    RAMP,
     RATE,
     RING,
     candidates,
+    fill_growth,
     law,
     nvls_rate,
 )
@@ -226,3 +230,16 @@ def test_the_curve_of_a_preset_is_near_what_its_clusters_measure():
         times = np.array([row.time_s for row in table.rows])
         error = np.abs(np.exp(PIPELINE.log_slopes(law(topology).mean, sizes)[0]) / times - 1)
         assert np.median(error) < bound, name
+
+
+def test_the_fill_grows_as_the_hops_do():
+    """32 hosts have 5 times the network's hops of 2, and by as much longer is the fill in seconds."""
+    two, many = (law(preset("dgx-a100", hosts)) for hosts in (2, 32))
+    growth = fill_growth(many, two)
+    hops = many.hops_s / two.hops_s
+    t0 = (LAUNCH_S + many.hops_s) / (LAUNCH_S + two.hops_s)
+    assert growth[DEPTH] == pytest.approx(math.log(hops / t0))  # depth is in units of t0
+    assert growth[RAMP] == pytest.approx(math.log(hops / math.sqrt(t0)))
+    assert growth[BASE] == growth[RATE] == 0.0
+    assert not fill_growth(many, many).any()
+    assert not fill_growth(many, law(preset("dgx-a100", 1))).any()

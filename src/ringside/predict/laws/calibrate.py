@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ringside.errors import UsageError
 from ringside.predict.laws.bumps import NOISE, STEP, Beside, Floats, bumps
-from ringside.predict.laws.fabric import BASE, RATE, Law, PipelineLaw
+from ringside.predict.laws.fabric import BASE, RATE, Law, PipelineLaw, fill_growth
 from ringside.predict.tables.table import bus_factor
 
 
@@ -127,6 +127,8 @@ class Calibration:
         logs: Logarithms of the rows' times, float64 [n].
         beyond: What holds for sizes beyond the rows, where it is not this: without the named switches, as a jump among
             the rows says little of larger sizes.
+        alone: The same without what other tables have beside their curves, where the law has such: either counts for as
+            much as it tells of rows left out around a size.
     """
 
     theta: Floats
@@ -140,6 +142,7 @@ class Calibration:
     left_out: float = 0.0
     logs: Floats = field(default_factory=lambda: np.zeros(0))
     beyond: Calibration | None = None
+    alone: Calibration | None = None
 
     @property
     def rest(self) -> Floats:
@@ -188,20 +191,29 @@ class Calibration:
         # Jitter is a matter of microseconds: a larger share of a small message's time than of a large one's. So the
         # variance of a size is as many times the table's as the rows around it, left out, are off by.
         restless = np.ones(len(x))
+        weights = np.exp(-0.5 * ((x[:, None] - self.x[None, :]) / NEAR) ** 2)
         if self.unrest is not None:
-            weights = np.exp(-0.5 * ((x[:, None] - self.x[None, :]) / NEAR) ** 2)
             restless = np.maximum((ALIKE + weights @ self.unrest) / (ALIKE + weights.sum(axis=1)), 1.0)
         spread: Floats = QUANTILE * np.sqrt(np.maximum(total - known, 1e-8) * restless)
+        if self.alone is not None:
+            off, off_alone = (
+                (squares.mean() + weights @ squares) / (1.0 + weights.sum(axis=1))
+                for squares in ((one.pull / np.diag(one.inverse)) ** 2 for one in (self, self.alone))
+            )
+            mean = mean + off / (off + off_alone) * (self.alone._expected(x)[0] - mean)
         if self.beyond is not None and (larger := x > self.x.max() + 1e-9).any():
             mean[larger], spread[larger] = self.beyond._expected(x[larger])
         return mean, spread
 
+    @cached_property
+    def _row_times(self) -> tuple[Floats, Floats]:
+        """Return log2 of the rows' sizes, each once, and their mean log times: float64 [n] each."""
+        places, row = np.unique(self.x, return_inverse=True)
+        return places, np.bincount(row, self.logs) / np.bincount(row)
+
     def falls(self) -> list[tuple[float, float]]:
         """Return log2 of the sizes of neighbouring rows of which the larger takes less time, beyond noise."""
-        if not len(self.x):
-            return []
-        places = np.unique(self.x)
-        times = [float(self.logs[self.x == place].mean()) for place in places]
+        places, times = self._row_times
         pairs = zip(places, places[1:], times, times[1:], strict=False)
         return [(float(a), float(b)) for a, b, before, behind in pairs if behind < before - FALL]
 
@@ -216,14 +228,20 @@ class Calibration:
         regime, rising = self._regimes(grid), expected.copy()
         for one in np.unique(regime):
             here = expected[regime == one]
-            up, down = np.maximum.accumulate(here), np.minimum.accumulate(here[::-1])[::-1]
-            rising[regime == one] = 0.5 * (up + down)
+            # The lower of what does not rise: how far a slow size reaches is not known, and a time that is too long
+            # by mistake is off by more of the true one than any that is too short.
+            rising[regime == one] = np.minimum.accumulate(here[::-1])[::-1]
         return grid, expected, rising
 
     def _regimes(self, x: Floats) -> NDArray[np.int64]:
         """Return which regime sizes are of, from log2, int64 [n]."""
-        ends: Floats = np.array([b for _, b in self.falls()], dtype=np.float64)
-        return np.searchsorted(ends, x, side="right")
+        places, times = self._row_times
+        falls = self.falls()
+        # What lies between the two rows of a fall is of neither regime, but where only one row is slow: it may be a
+        # spike, and what is before it then rises to the row behind.
+        tops = [a for a, b in falls if (times[places < a][-1:] > times[places == b]).any()]
+        ends = [b for _, b in falls]
+        return np.searchsorted(tops, x, side="left") + np.searchsorted(ends, x, side="right")
 
     def _rising(self, x: Floats, mean: Floats) -> Floats:
         """Return times that never fall as sizes grow, but from one regime to the next: rows show where one ends."""
@@ -235,6 +253,8 @@ class Calibration:
         for one in np.unique(of_x):
             here = of_x == one
             places, smooth = grid[of_grid == one], rising[of_grid == one]
+            if not len(places):  # between two rows that a size of the grid does not part
+                continue
             moved = np.abs(smooth - expected[of_grid == one]) > 1e-12
             after = np.searchsorted(places, x[here], side="right")
             low, high = np.r_[-np.inf, smooth][after], np.r_[smooth, np.inf][after]
@@ -286,13 +306,14 @@ def fit(sizes: ArrayLike, times_s: ArrayLike, law: Law) -> Calibration:
         guess[BASE] = np.log(times.min())
         guess[RATE] = np.log((size / times).max() * 1.2)
         starts.append(guess)
+    alone = fit(size, times, replace(law, beside=None)) if law.beside is not None else None
     # With the named switches and without: what rows left out say.
     fitted = []
     for regimes in [law, replace(law, switches=())] if law.switches else [law]:
         found = [_fit_from(start, size, np.log(times), regimes) for start in starts]
         fitted.append(min(found, key=lambda one: one[1])[0])
     best = min(fitted, key=lambda one: one.left_out)
-    return replace(best, beyond=fitted[-1]) if best is not fitted[-1] else best
+    return replace(best, beyond=fitted[-1] if best is not fitted[-1] else None, alone=alone)
 
 
 def _fit_from(start: Floats, sizes: Floats, logs: Floats, law: Law) -> tuple[Calibration, float]:
@@ -370,7 +391,8 @@ def transfer(fitted: Sequence[Calibration], law: Law) -> Law:
     for scale, drift in zip(fitted, drifts, strict=True):
         known = np.linalg.inv(scale.posterior + np.diag(drift))
         # What the rows moved the law's figures by, in the linear model.
-        beside += known @ (np.diag(scale.law.spread**2) @ scale.slopes.T @ scale.pull)
+        moved = np.diag(scale.law.spread**2) @ scale.slopes.T @ scale.pull
+        beside += known @ (moved + fill_growth(law, scale.law))
         precision += known
     spread = np.linalg.inv(precision)
     laws = [*(scale.law for scale in fitted), law]

@@ -154,6 +154,7 @@ class Law:
         place: log2 of the ranks, more between hosts than inside one, 0 where the hardware is not known; and how new the
             library is, nan where that is not known: see `apart`.
         beside: What tables of other scales have beside their curves.
+        hops_s: What all hops among hosts take, seconds; 0 where there are none, and where the hardware is not known.
     """
 
     mean: Floats
@@ -164,6 +165,7 @@ class Law:
     switches: tuple[float, ...] = ()
     place: tuple[float, float] = (0.0, math.nan)
     beside: Beside | None = None
+    hops_s: float = 0.0
 
     def apart(self, other: Law) -> float:
         """Return how far two laws of a cluster are from each other, in doublings of its ranks.
@@ -172,6 +174,19 @@ class Law:
         """
         ranks, versions = (abs(mine - theirs) for mine, theirs in zip(self.place, other.place, strict=True))
         return ranks + (0.0 if math.isnan(versions) else versions)
+
+
+def fill_growth(law: Law, other: Law) -> Floats:
+    """Return how much more than another law's a law's figures are by its hops alone, logarithms, float64 [k].
+
+    Every hop fills the pipeline anew, while only a part of t0, of which ramp and depth are multiples, is hops.
+    """
+    found = np.zeros(len(law.mean))
+    if law.hops_s and other.hops_s:
+        longer = math.log(law.hops_s / other.hops_s)
+        later = math.log((LAUNCH_S + law.hops_s) / (LAUNCH_S + other.hops_s))
+        found[RAMP], found[DEPTH] = longer - 0.5 * later, longer - later
+    return found
 
 
 def law(topology: Topology, collective: str = ALL_REDUCE, algorithm: str = "auto") -> Law:
@@ -203,7 +218,8 @@ def law(topology: Topology, collective: str = ALL_REDUCE, algorithm: str = "auto
     mean = np.log([base, RAMPS[place], DEPTHS[place], chosen.bytes_per_s])
     words = f"{topology.name}: {chosen.name}, {chosen.bound} {chosen.bytes_per_s / 1e9:.4g} GB/s, {base * 1e6:.3g} µs"
     scale = math.log2(topology.ranks) + BETWEEN_HOSTS * (topology.hosts > 1)
-    return Law(mean, np.array(SPREAD), words, place=(scale, math.nan))
+    hops_s = PROXY_S + _hops(topology) if topology.hosts > 1 and collective not in STRAIGHT else 0.0
+    return Law(mean, np.array(SPREAD), words, place=(scale, math.nan), hops_s=hops_s)
 
 
 def _straight(topology: Topology, collective: str) -> Candidate:
