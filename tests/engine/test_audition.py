@@ -213,12 +213,33 @@ def test_a_fast_choice_is_tried_at_once_and_in_use_soon() -> None:
     assert job.trials.using == "ring"
 
 
-def test_large_tensors_on_long_links_begin_with_the_cheapest_of_ours() -> None:
+def test_large_tensors_on_long_links_begin_with_the_cheapest_of_ours_or_with_a_ring_that_takes_little_more() -> None:
     of = rank({"ring": 1.0, "direct": 0.98, NATIVE: 1.0}, "ring")
-    for of_size, long, first in ((of, True, "direct"), (of, False, NATIVE), (replace(of, size_bytes=KB), True, NATIVE)):
+    for of_size, long, first in ((of, True, "ring"), (of, False, NATIVE), (replace(of, size_bytes=KB), True, NATIVE)):
         trials = trials_for(of_size, long=long)
         assert trials is not None
         assert trials.using == first
+    for others, first in (({"ring": 1.24}, "ring"), ({"ring": 1.26}, "direct"), ({}, "direct")):
+        trials = trials_for(rank({"direct": 1.0, NATIVE: 1.0, **others}, "direct"), long=True)
+        assert trials is not None
+        assert trials.using == first
+
+
+def test_on_long_links_what_is_little_cheaper_than_the_choice_in_use_is_not_tried() -> None:
+    rows = (
+        TimingRow("recursive_doubling", 1.3, None, 1.2, True),
+        TimingRow("direct", 0.98, None, 2.0, True),
+        TimingRow("ring", 1.0, None, 2.0, True),
+        TimingRow(NATIVE, 1.0, None, 2.0, True),
+    )
+    large = Rank(16 * MB, "ring", "", rows)
+    trials = trials_for(large, long=True)
+    assert trials is not None
+    assert trials.names == ["ring", NATIVE]
+    again = trials_for(replace(large, winner="recursive_doubling"), revised=True, long=True)
+    assert again is not None
+    assert again.names == ["recursive_doubling", "direct", NATIVE, "ring"]
+    assert "recursive_doubling" in tried(large)
 
 
 def test_with_few_calls_the_safe_choice_is_all_there_is() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,12 @@ FLOAT32 = DTYPES.index("float32")
 # ------------------------------------------------------------------------------------------------ how much
 
 
-def test_a_link_holds_half_as_much_again_as_rate_times_round_trip() -> None:
+def test_a_link_has_twice_rate_times_round_trip_on_its_way() -> None:
     gigabit = 119.5e6
-    assert in_flight(gigabit * 10e-3, MB // 2, 4 * MB, 99) == InFlight(6, 1)
-    assert in_flight(gigabit * 40e-3, MB // 2, 4 * MB, 99) == InFlight(16, 2)
-    assert in_flight(gigabit * 40e-3, MB // 2, 4 * MB, 1) == InFlight(16, 1), "there is no room for more"
-    assert in_flight(gigabit * 40e-3, MB // 2, 1, 99) == InFlight(16, 8), "eight will have to do"
+    assert in_flight(gigabit * 10e-3, MB // 2, 4 * MB, 99) == InFlight(7, 1)
+    assert in_flight(gigabit * 40e-3, MB // 2, 4 * MB, 99) == InFlight(21, 3)
+    assert in_flight(gigabit * 40e-3, MB // 2, 4 * MB, 1) == InFlight(21, 1), "there is no room for more"
+    assert in_flight(gigabit * 40e-3, MB // 2, 1, 99) == InFlight(21, 8), "eight will have to do"
     assert in_flight(gigabit, MB // 2, 1e12, 99) == InFlight(64, 1)
     assert in_flight(1.0, MB // 2, 4 * MB, 99) == InFlight(3, 1)
 
@@ -112,6 +113,16 @@ def test_only_long_links_count() -> None:
 
     assert held(0.0019) == 0.0
     assert held(0.02) == pytest.approx(0.04 * 1e8)
+
+
+def test_a_link_that_looks_fast_beside_the_others_does_not_count() -> None:
+    """Segments may be kept somewhere, and then arrive together."""
+    network = uniform(4, 0.02, 1e-8)
+    per_byte = network.seconds_per_byte.copy()
+    per_byte[0, 1] /= 50
+    probe = Probe(replace(network, seconds_per_byte=per_byte), network.rates, per_byte, shortest_s=network.latency_s)
+    assert probe.rates.max() == pytest.approx(50e8)
+    assert probe.round_trip_bytes == pytest.approx(0.04 * 1e8)
 
 
 # ------------------------------------------------------------------------------------------------ in a job
@@ -216,6 +227,7 @@ class Far(Threads):
         super().__init__(board, rank)
         self.delay_s = delay_s
         self.orders_sent: Counter[int] = Counter()
+        self.large_sent: defaultdict[int, list[int]] = defaultdict(list)  # by peer, the orders of whole segments
         self.under_way: queue.SimpleQueue[tuple[float, int, Bytes, int] | None] = queue.SimpleQueue()
         self.carrier = threading.Thread(target=self.deliver, daemon=True)
         self.carrier.start()
@@ -235,6 +247,8 @@ class Far(Threads):
         """Send a message of an order."""
         data = data[0] if isinstance(data, list) else data
         self.orders_sent[order] += 1
+        if len(data) >= 1 << 16:
+            self.large_sent[peer].append(order)
         self.under_way.put((time.monotonic() + self.delay_s, peer, data.copy(), order))
         return Left()
 
@@ -301,19 +315,61 @@ def test_all_ranks_agree_on_what_a_long_link_has_on_its_way(monkeypatch: pytest.
         assert orders == 1 + 3, "before, and over three connections"
 
 
-def test_bulks_of_a_long_link_follow_each_other_and_none_is_left_out() -> None:
+ONCE = Effort(pings=3, bulk_s=1e-3, repeats=2, budget_s=0.0, flood=False, again=3)
+
+
+def test_segments_that_time_a_long_link_follow_each_other_and_none_is_left_out() -> None:
     """Its connection is not idle between them, and its first idea of the rate is one of a window that opens."""
-    late = Effort(pings=3, bulk_s=1e-3, repeats=2, budget_s=0.0, flood=False, again=0)
 
     def job(engine: HierarchicalEngine) -> list[int]:
-        Prober(engine, effort=late).probe()
-        segments = 2 * engine.exchange.segment_bytes
-        return [hop.src for hop in engine.exchange.hops if hop.size_bytes == segments]
+        Prober(engine, effort=ONCE).probe()
+        return [hop.src for hop in engine.exchange.hops if hop.size_bytes == engine.exchange.segment_bytes]
 
     near = on_threads(3, job, segment_bytes=1 << 16)
-    assert [len(sources) for sources in near] == [2, 2, 2], "a first idea, and no time for more"
+    assert [len(sources) for sources in near] == [4, 4, 4], "a first idea, and no time for more"
     for rank, sources in enumerate(far_engines(3, 4e-3, job)):
         others = sorted({0, 1, 2} - {rank})
-        assert sorted(sources[:2]) == others
-        assert sorted(sources[2:]) == sorted(6 * others)
-        assert len(set(sources[2:8])) == len(set(sources[8:])) == 1
+        assert sorted(sources[:4]) == sorted(2 * others)
+        assert sorted(sources[4:]) == sorted(16 * others)
+        assert len(set(sources[4:20])) == len(set(sources[20:])) == 1
+
+
+def test_segments_that_time_a_long_link_do_not_share_it_with_each_other() -> None:
+    """On several connections they would arrive together, as if the link were faster the more there are."""
+
+    def job(engine: HierarchicalEngine) -> tuple[dict[int, list[int]], int]:
+        engine.widen(InFlight(7, 3))
+        sums(engine, 6)
+        far = engine.exchange.transport
+        assert isinstance(far, Far)
+        far.large_sent.clear()
+        Prober(engine, effort=ONCE).probe()
+        return far.large_sent, engine.exchange.window
+
+    for large_sent, window in far_engines(3, 4e-3, job):
+        assert len(large_sent) == 2
+        for orders in large_sent.values():
+            assert [len(set(orders[:2])), len(set(orders[2:])), len(orders)] == [1, 1, 2 + 16]
+        assert window == 4 * 3, "of as many segments as usual there are places on that connection"
+
+
+def test_a_long_links_rate_is_that_of_most_segments_once_the_window_is_open() -> None:
+    """Some come late, as the window ends before them, and some with one that was lost and sent again."""
+    opening_s, open_s = [0.16, 0.01] * 4, [0.0, 0.12, 0.02, 0.02, 0.02, 0.12, 0.02]
+
+    def job(engine: HierarchicalEngine) -> Probe:
+        inner, hops, segment = engine.run, engine.exchange.hops, engine.exchange.segment_bytes
+
+        def run(*args: Any, **more: Any) -> None:
+            known = len(hops)
+            inner(*args, **more)
+            timed = [place for place in range(known, len(hops)) if hops[place].size_bytes == segment]
+            if len(timed) == 16:
+                for place, came_s in zip(timed, np.cumsum([0.0, *opening_s, *open_s]), strict=True):
+                    hops[place] = hops[place]._replace(last=hops[timed[0]].first + came_s)
+
+        engine.run = run  # type: ignore[method-assign]
+        return Prober(engine, effort=ONCE).probe()
+
+    for probe in far_engines(2, 4e-3, job):
+        assert probe.upper[~np.eye(2, dtype=np.bool_)] == pytest.approx((1 << 16) / 0.02)

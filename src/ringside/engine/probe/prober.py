@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,7 +25,7 @@ from ringside.engine.buffers import address_of
 from ringside.engine.cost.model import Cluster
 from ringside.engine.cost.network import CostNetwork, Floats
 from ringside.engine.dtypes import ITEM_BYTES
-from ringside.engine.net.exchange.exchange import HopTiming
+from ringside.engine.net.exchange.exchange import USUAL_WINDOW, HopTiming
 from ringside.engine.net.exchange.in_flight import LONG_S, InFlight
 from ringside.engine.net.exchange.signature import CollectiveSignature
 from ringside.engine.net.exchange.wire import Wire
@@ -91,8 +91,8 @@ _U8, _F32, _F64 = int(DType.uint8), int(DType.float32), int(DType.float64)
 _SUM, _MAX = int(ReduceOp.sum), int(ReduceOp.max)
 _SHARE = AlgorithmSpec("recursive_doubling")
 _LOCAL_BYTES = 1 << 20
-_BULKS = 6  # of a long link, of two segments each: a window that doubles has room for two by the third
-_ROUND_TRIPS = 16  # that they may take, by a first idea of the rate that may be one segment in one round trip
+_TRAIN = 16  # segments that a long link is timed by, the later half: a window that doubles has room for several then
+_ROUND_TRIPS = 40  # that they may take, by a first idea of the rate that may be one segment in one round trip, or two
 
 Messages = Sequence[tuple[int, int, int]]
 """What goes in one round: (sender, receiver, chunk) of each, by numbers of vertices."""
@@ -162,11 +162,13 @@ class Probe:
 
     @property
     def round_trip_bytes(self) -> float:
-        """Rate x round trip of the long link that holds most, bytes; 0: none is long."""
-        if self.shortest_s is None:
+        """Usual rate of the long links x the longest round trip, bytes; 0: none is long.
+
+        The fastest of many is one that was timed wrong, and no collective is faster than what is usual.
+        """
+        if self.shortest_s is None or not (long := self.shortest_s >= LONG_S).any():
             return 0.0
-        long = self.shortest_s >= LONG_S
-        return float((2 * self.network.latency_s[long] * self.rates[long]).max(initial=0.0))
+        return float(2 * self.network.latency_s[long].max() * np.median(self.rates[long]))
 
     @property
     def better_order(self) -> tuple[int, ...]:
@@ -213,12 +215,18 @@ class Prober:
         segment = self.across.exchange.segment_bytes
         segments = np.clip(np.ceil(rates * self.effort.bulk_s / segment) + 1, 3, self.effort.most_bytes // segment)
         sizes: NDArray[np.int64] = (segments * segment).astype(np.int64)
-        _, upper, rate_spread = self._bulks(turns, sizes, rates, shortest)
+        long = len(turns) > 0 and float(np.median(shortest[~np.eye(len(shortest), dtype=np.bool_)])) >= LONG_S
+
+        def timed(turns: Sequence[Sequence[tuple[int, int]]]) -> tuple[Floats, Floats, Floats]:
+            return self._trains(turns, rates, shortest) if long else self._bulks(turns, sizes, rates)
+
+        _, upper, rate_spread = timed(turns)
         alone = None
         if self.effort.alone:
-            alone, above, _ = self._bulks([[pair] for turn in turns for pair in turn], sizes, rates, shortest)
+            alone, above, _ = timed([[pair] for turn in turns for pair in turn])
             upper = np.maximum(upper, above)
-        upper = remeasure_slow_links(self, upper, rates)
+        if not long:  # where it is, a rate is that of many timings already, and a few more would take seconds
+            upper = remeasure_slow_links(self, upper, rates)
         # A machine that is busy elsewhere takes from the rate of the moment, not from the link.
         return Probe(self._network(latency, upper), upper, rate_spread, alone, shortest)
 
@@ -226,7 +234,7 @@ class Prober:
 
     def _time_pings(self, turns: Sequence[Sequence[tuple[int, int]]]) -> tuple[Floats, Floats, Floats]:
         """Return latency, a first idea of the rate, and the shortest latency of each link."""
-        n, segment = len(self.vertices), self.across.exchange.segment_bytes
+        n = len(self.vertices)
         found = np.zeros((3, n, n))
         for turn, pairs in enumerate(turns):
             late = turn > 0 and not self._in_time(0.5)
@@ -239,42 +247,78 @@ class Prober:
                     found[0, a, b] = found[0, b, a] = np.median(trips) / 2
                     found[2, a, b] = found[2, b, a] = np.min(trips) / 2
             for direction in (pairs, back):
-                for hop in self._run([_one_way(direction)], [2 * segment]):
-                    found[1, self.vertices.index(hop.src), self._me] = arrival_rate([hop], segment)
-        latency, rates, shortest = self.total(found)
-        return latency, rates, shortest
+                for src, rates in self._train(direction, 2).items():
+                    found[1, src, self._me] = rates[0]
+        latency, known, shortest = self.total(found)
+        return latency, known, shortest
 
     def _bulks(
-        self, turns: Sequence[Sequence[tuple[int, int]]], sizes: NDArray[np.int64], known: Floats, latency: Floats
+        self, turns: Sequence[Sequence[tuple[int, int]]], sizes: NDArray[np.int64], known: Floats
     ) -> tuple[Floats, Floats, Floats]:
-        """Return the rate of each link, the upper quartile of it, and its spread.
-
-        A new connection sends little in its first round trips, and so does one that was idle for a while. On long links
-        the first idea of a rate is of that: there the bulks of a link follow each other without a pause, with a place
-        for all, and none is left out. Those that the opening window cuts in two are slow, the others are not.
-        """
-        segment, repeats = self.across.exchange.segment_bytes, self.effort.repeats
-        long = len(turns) > 0 and float(np.median(latency[~np.eye(len(latency), dtype=np.bool_)])) >= LONG_S
-        bulks, repeated = (_BULKS, [*turns]) if long else (1, [*turns] * repeats)
-        if long:
-            self.across.widen(InFlight(2 * bulks, 1))
-            sizes = np.full_like(sizes, 2 * segment)
+        """Return the rate of each link, the upper quartile of it, and its spread."""
+        segment = self.across.exchange.segment_bytes
         # Of a link so slow that even three segments take long, the first idea is as good.
-        limit_s = max(0.1, 10 * self.effort.bulk_s) + (_ROUND_TRIPS * 2 * latency if long else 0.0 * latency)
-        is_quick = known * limit_s > (2 * bulks if long else 3) * segment
+        is_quick = known * max(0.1, 10 * self.effort.bulk_s) > 3 * segment
         seen: defaultdict[int, list[float]] = defaultdict(list)
-        for number, pairs in enumerate(repeated):
-            if not long and number % len(turns) == 0 and not self._in_time(0.75):
+        for number, pairs in enumerate([*turns] * self.effort.repeats):
+            if number % len(turns) == 0 and not self._in_time(0.75):
                 break
-            if self.effort.alone:  # those that have nothing to do wait here, and so for no longer than one turn
-                self.most(np.zeros(1))
+            self._gather()
             for direction in (pairs, [(b, a) for a, b in pairs]):
                 quick = [(a, b) for a, b in direction if is_quick[a, b]]
                 mine = [pair for pair in quick if self._me in pair]
                 size = int(sizes[mine[0]]) if mine else 0
-                for hop in self._run([_one_way(quick)] * bulks, [size]) if quick else []:
+                for hop in self._run([_one_way(quick)], [size]) if quick else []:
                     seen[self.vertices.index(hop.src)].append(arrival_rate([hop], segment))
-        found = np.zeros((3, *sizes.shape))
+        return self._quartiles(seen, known)
+
+    def _trains(
+        self, turns: Sequence[Sequence[tuple[int, int]]], known: Floats, latency: Floats
+    ) -> tuple[Floats, Floats, Floats]:
+        """Return the rate of each long link, the same again, and its spread.
+
+        A new connection sends little in its first round trips, and so does one that was idle for a while. So segments
+        follow each other without a pause, and each of the later half is timed by the one before. Between some of them
+        the opening window ends, and these come late; others come too early, together with one that was lost and sent
+        again. Most are right, and the upper quartile of the rates is one of these.
+        """
+        segment, connections = self.across.exchange.segment_bytes, self.across.exchange.connections
+        self.across.widen(InFlight(USUAL_WINDOW * connections, connections))  # see `_train`
+        is_quick = known * (max(0.1, 10 * self.effort.bulk_s) + _ROUND_TRIPS * 2 * latency) > _TRAIN * segment
+        seen: defaultdict[int, list[float]] = defaultdict(list)
+        for pairs in turns:
+            self._gather()
+            for direction in (pairs, [(b, a) for a, b in pairs]):
+                if quick := [(a, b) for a, b in direction if is_quick[a, b]]:
+                    for src, rates in self._train(quick, _TRAIN).items():
+                        seen[src] += rates[_TRAIN // 2 :]
+        return self._quartiles(seen, known)
+
+    def _train(self, pairs: Sequence[tuple[int, int]], count: int) -> dict[int, list[float]]:
+        """Send so many segments one way, on one connection; return bytes per second of each but the first, by sender.
+
+        On several they would share the link and arrive together: the others' turns are filled with small messages.
+        """
+        segment = self.across.exchange.segment_bytes
+        fill = [[(a, b, 1) for a, b in pairs]] * (self.across.exchange.connections - 1)
+        hops = self._run([_one_way(pairs), *fill] * count, [segment, PING_BYTES])
+        came_s = [hop.last for hop in hops if hop.size_bytes == segment]
+        rates = [segment / max(took_s, 1e-7) for took_s in np.diff(came_s).tolist()]
+        return {self.vertices.index(hops[0].src): rates} if hops else {}
+
+    def _gather(self) -> None:
+        """Have those that have nothing to do wait here, and so for no longer than one turn, if there are such turns."""
+        if self.effort.alone:
+            self.most(np.zeros(1))
+
+    def _quartiles(self, seen: Mapping[int, Sequence[float]], known: Floats) -> tuple[Floats, Floats, Floats]:
+        """Return the median of what the ranks have seen of each link, the upper quartile of it, and its spread.
+
+        Args:
+            seen: Bytes per second of links to this vertex, by sender.
+            known: A first idea of the rates, for links of which nobody has seen anything.
+        """
+        found = np.zeros((3, *known.shape))
         for src, got in seen.items():
             low, middle, upper, high = np.percentile(got, (10, 50, 75, 90))
             found[:, src, self._me] = middle, upper, (high - low) / middle

@@ -36,6 +36,7 @@ LEAST_FAR_BYTES, LARGE_BYTES = 1 << 10, 1 << 20
 _CHEAP, _CHEAP_SMALL = 2, 3  # choices that take part because of their price alone
 _PLAIN = 2.0  # turns won less turns lost over the root of their number: asked turn by turn, chance makes it 1 in 10
 _TIE = 1.05  # times the best: within it what travels in pieces wins over what does not
+_MEET = 1.25  # times the cheapest, on long links: within it a ring wins, and flows that meet at a host are not tried
 _NATIVES = (NATIVE, f"hosts/{NATIVE}")
 
 
@@ -59,6 +60,12 @@ def _candidates(rank: Rank, *, revised: bool, long: bool) -> list[str]:
         return []
     low = low[: _CHEAP if large else _CHEAP_SMALL]
     first = rank.winner if revised else _safe(rank, long=long)
+    if large and long:
+        # What small ones took tells of rounds, not of bytes. And flows that meet at a receiver may lose segments, from
+        # which connections that all choices share recover in seconds or minutes: only what is a lot cheaper is tried.
+        predicted_s = {row.choice: row.predicted_s for row in rank.rows}
+        cheaper = [name for name in (*low, *rings) if predicted_s[name] * _MEET < predicted_s[first]]
+        return list(dict.fromkeys([first, *cheaper, *native]))
     return list(dict.fromkeys([first, *near[: MOST - 1], *low, *rings, *native]))
 
 
@@ -77,15 +84,17 @@ def _safe(rank: Rank, *, long: bool) -> str:
 
     Of small tensors that is what start-up found far ahead. Of large ones start-up has timed a few, if any; but a ring
     that sends fewer bytes is faster wherever bytes decide, whatever the links carry. And long links are not filled by
-    the group's own, which has one connection and two segments on their way.
+    the group's own, which has one connection and two segments on their way: there it is the cheapest of ours, or a
+    ring that takes little more, in which one flow is all that a host receives: none meet in the queue before its link.
     """
     rows = {row.choice: row for row in rank.rows}
     native = rows.get(NATIVE)
     if native is None:
         return rank.winner
     if rank.size_bytes >= LARGE_BYTES and long:
-        ours = ((row.predicted_s, row.choice) for row in rank.rows if row.choice not in _NATIVES)
-        return min(ours, default=(0.0, NATIVE))[1]
+        ours = sorted((row.predicted_s, row.choice) for row in rank.rows if row.choice not in _NATIVES)
+        rings = [name for predicted_s, name in ours if name in _rings(rank) and predicted_s <= _MEET * ours[0][0]]
+        return next(iter([*rings, *(name for _, name in ours)]), NATIVE)
     if rank.size_bytes >= LARGE_BYTES:
         ring = next(iter(_rings(rank)), NATIVE)
         return ring if rows[ring].predicted_s * _TIE <= native.predicted_s else NATIVE
@@ -256,8 +265,8 @@ def trials_for(
         pieces_from_bytes: From that size on a tensor that goes through hosts by a schedule travels in pieces.
         revised: The job has run already, and what is known was timed and decided anew.
         calls_before: How many all-reduces of the size there were until then.
-        long: Links are long: large tensors begin with the cheapest of ours, and the first all-reduce after another
-            choice does not count.
+        long: Links are long: large tensors begin with one of ours, only what is plainly cheaper by price or the group's
+            own is tried, and the first all-reduce after another choice does not count.
     """
     known = {row.choice: row.expected_s for row in rank.rows}
     names = _candidates(rank, revised=revised, long=long) if not rank.turns and rank.winner in known else []

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 LONG_S = 2e-3
 """A link is long from this latency on, one way: busy machines make others look longer than they are, but not that."""
-_MARGIN = 1.5  # times rate x round trip: a place is free, and acknowledged is what has come, only once all has
+_MARGIN = 2  # x rate x round trip: a place is free once all has come, and the kernel's limits count more than bytes
 _MORE_PLACES = 2  # the message that is received, and the one that is sent
 _MOST_PLACES, _MOST_CONNECTIONS = 64, 8
 _LIMITS = Path("/proc/sys/net/ipv4")
