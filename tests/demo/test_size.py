@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringside.demo.reveal import calibrated_factor, is_at_bound, log_ratios, measure_change, middle
+from ringside.demo.size import calibrated_factor, is_at_bound, log_ratios, measure_change, middle
 
 RATIOS = {"independent": 0.0, "alike from step to step": 0.4}
 

@@ -23,7 +23,7 @@ from tests.support.ranks import on_ranks
 
 from ringside.demo import train
 from ringside.demo.model import SIZES, ByteGPT
-from ringside.demo.reveal import is_at_bound
+from ringside.demo.size import is_at_bound
 from ringside.errors import PeerLostError
 from ringside.faults.inject import Slow, parse_fault
 from ringside.monitor.run.records import StepRecord

@@ -23,8 +23,6 @@ from ringside.errors import RingsideError, UnsupportedError, UsageError
 from ringside.lab import Lab, delay, network
 from ringside.lab import lab as labs
 from ringside.lab import namespaces as names
-from ringside.lab import network as shaping
-from ringside.lab import network as tools
 from ringside.lab.namespaces import LabName
 from ringside.lab.processes import RankPlacement, RankProcesses, RankResult, RunResult, default_environment
 from ringside.lab.wiring import mesh, parse_delay, parse_rate, payload_bytes_per_second, star
@@ -150,9 +148,9 @@ def test_links_with_a_delay_are_joined_by_a_process_which_does_not_outlive_a_ref
 def test_sizes_that_belong_to_a_rate_and_a_delay(
     rate: float, delay_s: float, piece: int, bucket: int, queue: int
 ) -> None:
-    assert (shaping.piece_bytes(rate, delay_s), shaping.bucket_bytes(rate, delay_s)) == (piece, bucket)
-    assert shaping.limit("lab0", rate, delay_s)[-1].endswith(f" burst {bucket} limit {queue}")
-    assert shaping.pieces("lab0", rate, delay_s) == [f"link set lab0 gso_max_size {piece}"]
+    assert (network.piece_bytes(rate, delay_s), network.bucket_bytes(rate, delay_s)) == (piece, bucket)
+    assert network.limit("lab0", rate, delay_s)[-1].endswith(f" burst {bucket} limit {queue}")
+    assert network.pieces("lab0", rate, delay_s) == [f"link set lab0 gso_max_size {piece}"]
 
 
 def test_the_ends_of_what_is_a_rate_or_a_delay() -> None:
@@ -166,12 +164,12 @@ def test_commands_go_to_one_process(tmp_path: Path, batched: list[str]) -> None:
     tool = tmp_path / "ip"
     tool.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$*\" >> {tmp_path}/words\ncat >> {tmp_path}/words\n")
     tool.chmod(0o755)
-    tools.batch(str(tool), batched, "h0")
+    network.batch(str(tool), batched, "h0")
     assert (tmp_path / "words").read_text() == "-n h0 -batch -\n" + "\n".join(batched)
     (tmp_path / "words").unlink()
-    tools.batch(str(tool), [])
+    network.batch(str(tool), [])
     assert not (tmp_path / "words").exists()
-    tools.batch(str(tool), batched)
+    network.batch(str(tool), batched)
     assert (tmp_path / "words").read_text().startswith("-batch -\n")
 
 
@@ -184,15 +182,15 @@ def test_a_refused_command_is_named_without_what_iproute_adds(tmp_path: Path) ->
         tool.write_text(f"#!/bin/sh\ncat > /dev/null\n{words}\nexit 1\n")
         tool.chmod(0o755)
         with pytest.raises(RingsideError, match=f"refused a command: {said}( given)?$"):
-            tools.batch(str(tool), ["qdisc"])
+            network.batch(str(tool), ["qdisc"])
 
 
 def test_why_there_is_no_lab_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     done = SimpleNamespace(returncode=2, stderr="one\nunshare failed: Operation not permitted\n")
-    monkeypatch.setattr(tools.shutil, "which", lambda name: name)
-    monkeypatch.setattr(tools.os, "geteuid", lambda: 0)
-    monkeypatch.setattr(tools.subprocess, "run", lambda *words, **how: done)
-    ask = tools.unavailable.__wrapped__
+    monkeypatch.setattr(network.shutil, "which", lambda name: name)
+    monkeypatch.setattr(network.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(network.subprocess, "run", lambda *words, **how: done)
+    ask = network.unavailable.__wrapped__
     assert ask().endswith("modules that are missing: unshare failed: Operation not permitted")
     done.stderr = ""
     assert ask().endswith("no reason given")
@@ -202,13 +200,13 @@ def test_why_there_is_no_lab_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
     def breaks(*words: Any, **how: Any) -> None:
         raise subprocess.TimeoutExpired("unshare", 60)
 
-    monkeypatch.setattr(tools.subprocess, "run", breaks)
+    monkeypatch.setattr(network.subprocess, "run", breaks)
     assert ask().startswith("the lab needs unshare to work")
-    monkeypatch.setattr(tools, "unavailable", lambda: "no lab at all")
+    monkeypatch.setattr(network, "unavailable", lambda: "no lab at all")
     assert Lab.unavailable(delay=True) == "no lab at all"
-    monkeypatch.setattr(tools, "unavailable", lambda: "")
+    monkeypatch.setattr(network, "unavailable", lambda: "")
     for able in (True, False):
-        monkeypatch.setattr(tools.os, "access", lambda path, mode, able=able: able and mode == os.R_OK | os.W_OK)
+        monkeypatch.setattr(network.os, "access", lambda path, mode, able=able: able and mode == os.R_OK | os.W_OK)
         assert (Lab.unavailable(delay=True) == "") is able
 
 

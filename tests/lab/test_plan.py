@@ -7,9 +7,7 @@ import os
 import pytest
 
 from ringside.errors import RingsideError, UsageError
-from ringside.lab import Lab
-from ringside.lab import network as shaping
-from ringside.lab import network as tools
+from ringside.lab import Lab, network
 from ringside.lab.delay import DelayLine
 from ringside.lab.namespaces import LabName
 from ringside.lab.processes import (
@@ -104,10 +102,10 @@ def test_names_tell_the_owner():
 
 @pytest.mark.parametrize("rate", [1e5, 1e7, 1e8, 1e9, 1e11])
 def test_a_bucket_holds_whole_pieces_and_the_queue_whole_buckets(rate: float):
-    assert 3000 <= shaping.piece_bytes(rate) <= 65536
-    assert shaping.bucket_bytes(rate) >= 2 * shaping.piece_bytes(rate)
-    words = shaping.limit("lab0", rate)[-1].split()
-    assert int(words[words.index("limit") + 1]) >= int(words[words.index("burst") + 1]) == shaping.bucket_bytes(rate)
+    assert 3000 <= network.piece_bytes(rate) <= 65536
+    assert network.bucket_bytes(rate) >= 2 * network.piece_bytes(rate)
+    words = network.limit("lab0", rate)[-1].split()
+    assert int(words[words.index("limit") + 1]) >= int(words[words.index("burst") + 1]) == network.bucket_bytes(rate)
 
 
 def test_frames_leave_in_order_after_the_delay():
@@ -137,11 +135,11 @@ def test_the_first_failure_is_the_first_that_failed_by_itself():
 
 
 def test_missing_tools_and_privileges_are_named(monkeypatch: pytest.MonkeyPatch):
-    ask = tools.unavailable.__wrapped__
-    monkeypatch.setattr(tools.shutil, "which", lambda name: None if name == "tc" else name)
+    ask = network.unavailable.__wrapped__
+    monkeypatch.setattr(network.shutil, "which", lambda name: None if name == "tc" else name)
     assert "no command 'tc'" in ask()
-    monkeypatch.setattr(tools.shutil, "which", lambda name: name)
-    monkeypatch.setattr(tools.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(network.shutil, "which", lambda name: name)
+    monkeypatch.setattr(network.os, "geteuid", lambda: 1000)
     assert "root" in ask()
 
 

@@ -369,7 +369,7 @@ def two_messages() -> dict[int, float]:
 
 def test_a_wait_for_a_message_is_ascribed_to_its_sender() -> None:
     waited, *_ = on_ranks(3, two_messages)
-    assert waited[1] > 0.05 > waited[2]
+    assert waited[1] > waited[2]
 
 
 def by_hand(path: str) -> int:

@@ -72,9 +72,9 @@ from ringside.demo.reveal import (
     facts_lines,
     has_begun,
     injected,
-    is_at_bound,
     reveal,
 )
+from ringside.demo.size import is_at_bound
 from ringside.engine.topology import usable_cores
 from ringside.errors import RingsideError, UnsupportedError, UsageError
 from ringside.faults import quota

@@ -33,11 +33,10 @@ from rich.text import Text
 
 from ringside.doctor.examine import examine
 from ringside.doctor.files.source import Progress
-from ringside.doctor.findings import Findings, Sheet, as_json, is_enough_to_judge
+from ringside.doctor.findings import Findings, Sheet, as_json, is_enough_to_judge, overall_headline
 from ringside.errors import UsageError
 from ringside.files import write_user_file
 from ringside.text import counted, figure, name_ranks, natural_key, rank_list, size
-from ringside.view.html.doctor import doctor_page, overall_headline
 from ringside.view.mesh_text import chain_line
 from ringside.view.tui.console import SafeConsole
 from ringside.view.verdict_text import checks, finding_text, what_if_line
@@ -67,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
     finally:
         progress.done()
     if args.html is not None:  # before anything is printed: whoever reads that may go away (`| head`)
+        from ringside.view.html.doctor import doctor_page
+
         try:
             write_user_file(args.html, doctor_page(findings))
         except OSError as error:

@@ -31,7 +31,8 @@ from torch.nn.parallel import DistributedDataParallel
 import ringside
 from ringside.demo.corpus import Corpus
 from ringside.demo.model import SIZES, ByteGPT
-from ringside.demo.reveal import OF_A_RANK, calibrated_factor, is_at_bound, log_ratios, names
+from ringside.demo.reveal import OF_A_RANK, names
+from ringside.demo.size import calibrated_factor, is_at_bound, log_ratios
 from ringside.engine.topology import usable_cores
 from ringside.errors import PeerLostError, RingsideError
 from ringside.faults.inject import Fault, Kill, Pause, Slow, first_step, inject, parse_fault

@@ -13,6 +13,7 @@ from ringside.monitor.job.questions import Question as Question
 from ringside.monitor.job.questions import to_plain
 from ringside.monitor.run.directory import finite
 from ringside.monitor.verdict import Verdict
+from ringside.text import name_ranks
 
 SCHEMA = 1
 
@@ -213,3 +214,22 @@ def _once(items: list[Any]) -> list[Any]:
     for item in items:
         kept.setdefault(msgspec.json.encode(item), item)
     return list(kept.values())
+
+
+def overall_headline(findings: Findings) -> str:
+    """Return the first line: what the files show in all; empty where the only verdict's own headline says it."""
+    if not any(note.used for note in findings.notes):
+        return "Nothing here could be read."
+    causes = [verdict for verdict in findings.verdicts if "group" in verdict.evidence]
+    if len(causes) > 1:
+        named = [
+            f"{name_ranks(cause.ranks) or 'culprit unknown'} ({cause.evidence.get('group_name') or 'group'} "
+            f"{cause.evidence['group']})"
+            for cause in causes
+        ]
+        return f"{len(causes)} causes: {'; '.join(named)}."
+    if findings.verdicts:
+        return ""
+    if not is_enough_to_judge(findings):
+        return "Not enough to judge: nothing wrong was found in what could be judged."
+    return "Nothing wrong was found."

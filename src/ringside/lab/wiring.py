@@ -1,4 +1,6 @@
-"""Which namespaces and links a lab is made of, and what its hosts are called there. Pure: nothing is done here."""
+"""Which namespaces and links a lab is made of, and what its hosts are called there; rates and delays as people
+write them. Pure: nothing is done here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Who keeps a standing job from going on: a pure function of where every rank stands.
+"""Where a rank stands, as plain values that travel between ranks; and who keeps a standing job from going on.
+
+The latter is a pure function of where every rank stands.
 
 A rank that is waited for and waits for none is the first cause; all others that wait are victims. A rank *waits* while
 it is blocked in a collective, and is *behind* if it has not entered one in which others wait.

@@ -2,7 +2,7 @@
 
 In the order in which a job goes through them: generations follow each other, a step is computed and exchanged, members
 vote on its result, the decision is applied; then what changes the membership, how a process joins, how the job ends,
-and how an incarnation is given up. `member.py` has the tables that lead here. Why it is right is told in `__init__.py`;
+and how an incarnation is given up. `__init__.py` has the tables that lead here, and tells why it is right;
 "rule N" in the comments is one of its numbered reasons.
 """
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from ringside.doctor.findings import Findings, Lane, Note, Sheet, is_enough_to_judge
-from ringside.text import duration, figure, label, name_ranks, title
+from ringside.doctor.findings import Findings, Lane, Note, Sheet, is_enough_to_judge, overall_headline
+from ringside.text import duration, figure, label, title
 from ringside.view.html.markup import NOTHING, Markup, fill
 from ringside.view.html.page import checks_section, figures, note_line, render_page, table_figure, verdict_section
 from ringside.view.html.rings import rings_figure
@@ -26,25 +26,6 @@ TICKS = 4  # even: on phones every second label is hidden, and the last one has 
 MOST_ROWS = 256
 OPEN_FILES = 12
 _OPEN = Markup(" open")
-
-
-def overall_headline(findings: Findings) -> str:
-    """Return the first line: what the files show in all; empty where the only verdict's own headline says it."""
-    if not any(note.used for note in findings.notes):
-        return "Nothing here could be read."
-    causes = [verdict for verdict in findings.verdicts if "group" in verdict.evidence]
-    if len(causes) > 1:
-        named = [
-            f"{name_ranks(cause.ranks) or 'culprit unknown'} ({cause.evidence.get('group_name') or 'group'} "
-            f"{cause.evidence['group']})"
-            for cause in causes
-        ]
-        return f"{len(causes)} causes: {'; '.join(named)}."
-    if findings.verdicts:
-        return ""
-    if not is_enough_to_judge(findings):
-        return "Not enough to judge: nothing wrong was found in what could be judged."
-    return "Nothing wrong was found."
 
 
 def doctor_page(findings: Findings) -> str:

@@ -1,4 +1,7 @@
-"""A run as far as it has been read: the newest of its records and events, in memory that does not grow with steps."""
+"""A run as far as it has been read: the newest of its records and events, in memory that does not grow with steps.
+
+The newest steps of all ranks are arrays (`RecentSteps`).
+"""
 
 from __future__ import annotations
 
