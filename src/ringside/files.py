@@ -35,7 +35,7 @@ def replace_file(path: Path, data: bytes, *, own_folder: bool = False) -> None:
     Raises:
         OSError: It cannot be written; what was there still is.
     """
-    with _directory(path, os.O_NOFOLLOW if own_folder else 0) as directory:
+    with _directory(path, own_folder=own_folder) as directory:
         scratch = f".{path.name[:200]}.{secrets.token_hex(8)}.part"
         descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666,
                              dir_fd=directory)  # fmt: skip
@@ -101,9 +101,10 @@ def write_user_file(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def _directory(path: Path, flags: int = 0) -> Iterator[int]:
+def _directory(path: Path, *, own_folder: bool = False) -> Iterator[int]:
     """The directory of a path, held, so that it stays the same one until what is done in it is done."""
-    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | flags)
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+    directory = os.open(path.parent, flags | os.O_NOFOLLOW if own_folder else flags)
     try:
         yield directory
     finally:

@@ -131,6 +131,37 @@ def test_torch_learns_of_the_backend_once(how: str) -> None:
     assert on_ranks(1, registered_anew, how) == [[1, True, True, ["cpu", "cuda"]]]
 
 
+def asked_for_gloo(variables: dict[str, str]) -> int:
+    """Register the backend anew, and tell how often it was given the groups by the name "gloo"."""
+    served: list[Any] = []
+    for name in ("RINGSIDE", "RINGSIDE_AS_GLOO"):
+        os.environ.pop(name, None)
+    os.environ.update(variables)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ringside_backend, "serve_gloo", served.append)
+        registered_anew("register")
+    return len(served)
+
+
+@pytest.mark.parametrize(
+    ("variables", "serves"),
+    [
+        ({}, False),
+        ({"RINGSIDE_AS_GLOO": ""}, False),
+        ({"RINGSIDE_AS_GLOO": "0"}, False),
+        ({"RINGSIDE_AS_GLOO": "OFF"}, False),
+        ({"RINGSIDE_AS_GLOO": "1"}, True),
+        ({"RINGSIDE_AS_GLOO": "1", "RINGSIDE": "monitor"}, True),
+        ({"RINGSIDE_AS_GLOO": "1", "RINGSIDE": "Off"}, False),
+        ({"RINGSIDE_AS_GLOO": "1", "RINGSIDE": "0"}, False),
+    ],
+)
+def test_gloo_is_served_where_that_is_asked_for_and_ringside_is_not_off(
+    variables: dict[str, str], serves: bool
+) -> None:
+    assert on_ranks(1, asked_for_gloo, variables) == [int(serves)]
+
+
 def test_a_torch_without_process_groups_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "modules", {k: v for k, v in sys.modules.items() if k != ringside_backend.TARGET})
     ringside_backend.register()

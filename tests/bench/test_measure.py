@@ -530,6 +530,36 @@ def test_each_mpi_is_started_with_its_own_words(monkeypatch: pytest.MonkeyPatch,
     assert told.endswith("; I_MPI_FABRICS=shm, I_MPI_PIN=off")
 
 
+@pytest.mark.parametrize(("scope", "permits"), [(None, True), ("0", True), ("1", False)])
+@pytest.mark.parametrize("has_cma", [True, False])
+def test_an_mpi_copies_once_where_it_was_built_to_and_the_kernel_permits_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scope: str | None, permits: bool, has_cma: bool
+) -> None:
+    told = {
+        "mpich/bin/mpichversion": "MPICH Device:    ch4:ofi",
+        "mpich/bin/mpivars": f"MPIR_CVAR_CH4_CMA_ENABLE        ={int(has_cma)}",
+        "openmpi/bin/ompi_info": "MCA btl: sm (MCA v2)\nMCA smsc: xpmem (MCA v2)"
+        + "\nMCA smsc: cma (MCA v2)" * has_cma,
+    }
+    for name in ("mpich/bin/mpirun", "impi/bin/mpirun", "openmpi/bin/mpirun", *told):
+        program = tmp_path / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(f"#!/bin/sh\ncat <<END\n{told.get(name, '')}\nEND\n")
+        program.chmod(0o755)
+    monkeypatch.setattr(peers, "PTRACE_SCOPE", tmp_path / "ptrace_scope")
+    if scope is not None:
+        (tmp_path / "ptrace_scope").write_text(f"{scope}\n")
+    plan = BenchPlan(key="", ranks=2, sizes_bytes=(4,), environments=str(tmp_path))
+    parts = {peer: peers.about_mpi(peer, plan, "1.0").split("; ")[1:3] for peer in ("mpich", "openmpi", "impi")}
+    by = {True: "single copy by CMA", False: "single copy by nothing"}
+    assert parts == {
+        "mpich": ["device ch4:ofi", by[permits and has_cma]],
+        "openmpi": ["btl sm", "smsc xpmem" + " cma" * has_cma],
+        "impi": ["shm fabric alone", by[permits]],
+    }
+    assert by[permits and has_cma] in peers.about_mpi("openmpi", plan, "1.0").split("; ")
+
+
 def test_every_collective_is_checked(clock: Work) -> None:
     """The other rank is played: what it would have given is written by hand, right and then wrong in one element."""
     ranks, count = 2, 6

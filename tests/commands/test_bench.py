@@ -68,6 +68,16 @@ def test_beside_gloo_as_json(capsys: pytest.CaptureFixture[str]):
     assert (ours[0]["count"], ours[0]["type"], ours[0]["redop"], ours[0]["root"]) == (1, "float32", "sum", -1)
 
 
+@pytest.mark.native
+@pytest.mark.parametrize(("cores", "ranks"), [(1, 2), (2, 2), (3, 3)])
+def test_there_are_as_many_ranks_as_cores_and_two_at_least(
+    monkeypatch: pytest.MonkeyPatch, cores: int, ranks: int
+) -> None:
+    monkeypatch.setattr(bench, "usable_cores", lambda: cores)
+    args = build_parser(verbs=("bench",)).parse_args(["bench", "--quick"])
+    assert bench.make_plan(args)[0].ranks == ranks
+
+
 def test_help_names_the_page(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         run("--help")

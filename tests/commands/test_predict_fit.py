@@ -43,6 +43,15 @@ def test_json_names_the_tables_and_how_well_they_are_met(tmp_path, capsys):
     assert table["other_scales"] is None
 
 
+@pytest.mark.parametrize(("named", "told"), [("", "auto"), ("Ring", "Ring")])
+def test_a_table_that_names_no_algorithm_is_of_the_librarys_choice(tmp_path, capsys, named, told):
+    table, out = tmp_path / "named.csv", tmp_path / "fabric.toml"
+    table.write_text(Path(TWO).read_text().replace("auto(Tree/NVLSTree)", named))
+    assert main(["predict", "fit", str(table), "-o", str(out), "--json"]) == 0
+    assert [one["algorithm"] for one in json.loads(capsys.readouterr().out)["tables"]] == [told]
+    assert f'algorithm = "{told}"' in out.read_text()
+
+
 def test_a_table_of_few_rows_says_that_nothing_was_checked(tmp_path, capsys):
     few = tmp_path / "few.csv"
     few.write_text("\n".join(Path(TWO).read_text().splitlines()[:4]))

@@ -9,10 +9,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.support.threads import together
+from tests.support.waiting import Clock
 
 from ringside.engine.shm import rendezvous
 from ringside.engine.shm.rendezvous import Hub, receive_message, send_message
@@ -55,6 +57,24 @@ def test_everybody_gets_everybody_s_value_and_descriptors(ranks: int) -> None:
     for fds in given:
         for fd in fds:
             os.close(fd)
+
+
+def test_who_waits_for_rank_0_looks_at_once_and_then_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, pauses = Clock(), list[float]()
+
+    def sleep(seconds: float) -> None:
+        assert len(pauses) < 300
+        pauses.append(seconds)
+        clock.now += seconds
+
+    monkeypatch.setattr(rendezvous, "connect", lambda key: None)
+    monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
+    with pytest.raises(DeadlineError, match="rank 0 did not come") as late:
+        rendezvous.meet("nobody", 1, 2, (), timeout_s=5.0)
+    assert late.value.ranks == (0,)
+    assert pauses == sorted(pauses)
+    assert pauses[0] <= 0.001
+    assert 0.04 < pauses[-1] <= 0.05
 
 
 def kinds(found: list[Any]) -> list[tuple[type, tuple[int, ...]]]:

@@ -157,6 +157,16 @@ def test_a_folder_that_is_a_link_is_not_entered(tmp_path: Path) -> None:
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
+@pytest.mark.parametrize(
+    "write", [replace_file, append_to_file, lambda path, data: write_user_file(path, data.decode())]
+)
+def test_a_folder_that_the_user_named_may_be_a_link(tmp_path: Path, write: Callable[[Path, bytes], object]) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "runs").symlink_to(tmp_path / "elsewhere")
+    write(tmp_path / "runs" / "page", b"a page")
+    assert (tmp_path / "elsewhere" / "page").read_bytes() == b"a page"
+
+
 # ------------------------------------------------------------------------------------- what the user named himself
 
 

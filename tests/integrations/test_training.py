@@ -65,13 +65,20 @@ def with_accelerate(port: int, run: str) -> list[bool]:
             step(model, 3, tokens)
             optimizer.step()
         assert attachment is not None
+        counts = attachment.count_work
         chief = attachment.session.rank0 if attachment.session is not None else None
         compared = [] if chief is None else chief.comparisons  # rank 0 compares, for all
-        return [same, attachment.engine == "gloo", compared == [], models.hold(model) is attachment]
+        return [
+            same,
+            attachment.engine == "gloo",
+            compared == [],
+            models.hold(model) is attachment,
+            attachment.count_work is counts,
+        ]
 
 
 def test_accelerates_models_are_held_and_their_tokens_counted(tmp_path: Path) -> None:
-    assert ddp_ranks(2, with_accelerate, str(tmp_path / "run")) == [[True] * 4] * 2
+    assert ddp_ranks(2, with_accelerate, str(tmp_path / "run")) == [[True] * 5] * 2
     assert [record.samples for record in records(tmp_path / "run")] == [
         2 * 3 * tokens for tokens in range(2, 2 + STEPS) for _ in range(2)
     ]

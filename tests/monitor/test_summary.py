@@ -12,14 +12,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from tests.monitor.jobs import DATA, TENSOR, crossed_rows, run_info
 
 from ringside.errors import RingsideError
 from ringside.monitor import RunInfo, StepRecord, Verdict, detect
+from ringside.monitor import summary as summaries
 from ringside.monitor.causes import explain_verdict
 from ringside.monitor.collector import StepCollector
 from ringside.monitor.run.directory import RunReader, RunWriter
 from ringside.monitor.run.table import tabulate
-from ringside.monitor.summary import finish_run, summarise
+from ringside.monitor.summary import assess_run, finish_run, summarise
 from ringside.monitor.verdict import headline
 from ringside.view.html.run_report import render_report
 
@@ -256,6 +258,22 @@ def test_a_long_run_is_kept_at_a_coarser_stride(make_own: Make, make_records: Re
     assert table.stride == 4
     assert len(table) == 250
     np.testing.assert_array_equal(table["own_seconds"], own[::4])
+
+
+@pytest.mark.parametrize(("sampled", "last"), [(160, 39), (80, 38), (4, 36)])
+def test_of_a_long_run_every_second_step_is_kept_to_say_who_waited_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sampled: int, last: int
+) -> None:
+    """Forty steps of four ranks: all of them, at most twenty, at most the sixteen that are always kept."""
+    monkeypatch.setattr(summaries, "SAMPLED", sampled)
+    collector = StepCollector(4, RunWriter(tmp_path, run_info(4)))
+    for number, row in enumerate(crossed_rows(40)):
+        if number == 0:
+            row[0] = msgspec.structs.replace(row[0], new_groups=(*DATA, *TENSOR))
+        collector.add(row.values())
+    collector.close()
+    waits = assess_run(RunReader(tmp_path))[0]["waits"]
+    assert (waits["first_step"], waits["last_step"]) == (0, last)
 
 
 def test_the_cause_names_the_phase_that_grew() -> None:

@@ -87,6 +87,13 @@ def test_tensor_parallel_layers_wait_for_four_all_reduces_each():
     assert found.seconds.value == pytest.approx(COMPUTE_S + found.exposed.value)
 
 
+@pytest.mark.parametrize("kind", ["tensor", "pipeline"])
+def test_ranks_average_the_gradients_of_their_own_part_of_the_model(kind):
+    found = step(Job(layers=LAYERS, activation_bytes=1.0, **{kind: 2}))
+    assert found.data == 2
+    assert found.communication.value == pytest.approx(2 * 0.5 * (SIZE / 2) / 1e9, rel=1e-6)
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("many", [1, 4, 12])
 def test_a_pipelines_bubble_is_a_micro_batch_for_every_stage_but_one(schedule, many):

@@ -100,6 +100,14 @@ def test_a_plan_answers_before_it_says_what_fits_and_why() -> None:
     assert 'class="verdict bad"' in nowhere
 
 
+@pytest.mark.parametrize(("slower", "kind"), [(0.1, "bad"), (1e-5, "open"), (0.0, "open"), (-0.1, "well")])
+def test_a_difference_that_two_digits_do_not_show_is_neither_good_nor_bad(slower: float, kind: str) -> None:
+    change = StepChange(slower=dict.fromkeys(range(8), slower))
+    answer = what_if(PredictedStep(H100, 1e9, np.full((1, 8), 0.2), 40), change)
+    page = what_if_page(answer, change, (None, None), Rates(2.0, 700.0))
+    assert re.findall(r'class="verdict (\w+)"', page) == [kind]
+
+
 PAGES: dict[str, Callable[[Path], str]] = {
     "plan": lambda _: a_plan(),
     "what if": lambda _: a_what_if(),

@@ -77,6 +77,8 @@ def test_any_run_gives_a_whole_page_that_needs_nothing_else(ranks: int, steps: i
     assert not re.search(r"""(src|href)=["']|url\((?!#)|@import|https?://""", source)
     identities = [attributes["id"] for _, attributes in page.seen if attributes.get("id")]
     assert len(identities) == len(set(identities))
+    charts = {"Own time", "Over time"} & {attributes.get("aria-label") for _, attributes in page.seen}
+    assert len(charts) == (2 if steps else 0)
 
 
 def test_the_verdict_comes_first_in_plain_words() -> None:

@@ -258,6 +258,7 @@ class Communicator {
   void note(Path path);
   Arrival& arrival(int rank) const { return view_.block(rank).arrival[seq_ & 1]; }
   RankBlock& me() const { return view_.block(rank_); }
+  Arrival& next_arrival() const { return me().arrival[~seq_ & 1]; }
 
   std::shared_ptr<Mapping> arena_;
   ArenaView view_;

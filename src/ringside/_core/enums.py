@@ -19,17 +19,18 @@ from ringside import _core
 __all__ = ["Algorithm", "DType", "Kind", "Path", "ReduceOp", "Status"]
 
 
-def _read(enum: str, macro: str) -> Any:
-    """Return an enum as the file declares it."""
+def _shared(enum: str, macro: str) -> Any:
+    """Return an enum of the native core, or one that is made as the file declares it."""
+    if _core.available():
+        return getattr(_core.native(), enum)
     text = FilePath(__file__).with_name("enums.def").read_text(encoding="utf-8")
     names = re.findall(rf'^{macro}\(\w+, "(\w+)"\)$', text, re.MULTILINE)
     return IntEnum(enum, names, start=0, module=__name__)
 
 
-_native: Any = _core.native() if _core.available() else None
-Algorithm: Any = _native.Algorithm if _native else _read("Algorithm", "ALGORITHM")
-DType: Any = _native.DType if _native else _read("DType", "DTYPE")
-Kind: Any = _native.Kind if _native else _read("Kind", "KIND")
-Path: Any = _native.Path if _native else _read("Path", "PATH")
-ReduceOp: Any = _native.ReduceOp if _native else _read("ReduceOp", "REDUCE_OP")
-Status: Any = _native.Status if _native else _read("Status", "STATUS")
+Algorithm: Any = _shared("Algorithm", "ALGORITHM")
+DType: Any = _shared("DType", "DTYPE")
+Kind: Any = _shared("Kind", "KIND")
+Path: Any = _shared("Path", "PATH")
+ReduceOp: Any = _shared("ReduceOp", "REDUCE_OP")
+Status: Any = _shared("Status", "STATUS")

@@ -57,7 +57,7 @@ size_t Communicator::extent(const Request& r, int rank) const {
 // Nobody reads the next arrival slot any more; the bounds lie in it so that others can name them.
 void Communicator::set_bounds(const int64_t* bounds) {
   bounds_.assign(bounds, bounds + ranks_ + 1);
-  memcpy(view_.block(rank_).arrival[(seq_ + 1) & 1].payload, bounds, bounds_.size() * sizeof(int64_t));
+  memcpy(next_arrival().payload, bounds, bounds_.size() * sizeof(int64_t));
 }
 
 bool Communicator::are_inline(size_t bytes) const {
@@ -133,7 +133,7 @@ Status Communicator::lanes_inline(const Request& r) {
 void Communicator::place_inline(const Request& r) {
   if (!gives(r, rank_)) return;
   const size_t item = size_of(r.dtype), own = is_lane_alone(r.kind) ? 0 : size_t(bounds_[size_t(rank_)]);
-  unsigned char* to = view_.block(rank_).arrival[(seq_ + 1) & 1].payload + header_bytes();
+  unsigned char* to = next_arrival().payload + header_bytes();
   if (pattern_of(r.kind) == Pattern::spread)
     memcpy(to, r.data + own * item, lane(rank_) * item);
   else

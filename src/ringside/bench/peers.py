@@ -45,6 +45,8 @@ MPI_TYPES = {
     "int64": "INT64_T",
 }
 MPI_OPS = ("sum", "prod", "min", "max", "band", "bor", "bxor")
+PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+"""Where Yama is built into the kernel, whether processes of one user may read each other's memory: "0"."""
 
 
 # -------------------------------------------------------------------------------------------------
@@ -258,8 +260,7 @@ def about_mpi(peer: str, plan: BenchPlan, version: str) -> str:
     """Return in one line what an MPI is: version, components, single-copy mechanism, settings."""
     place = Path(find_mpirun(peer, plan.environments) or "mpirun").parent
     version = re.sub(r"\s+", " ", version.strip("\0 \n").split("\n")[0].split(", package")[0])
-    yama = Path("/proc/sys/kernel/yama/ptrace_scope")
-    permitted = not yama.exists() or yama.read_text().strip() == "0"
+    permitted = not PTRACE_SCOPE.exists() or PTRACE_SCOPE.read_text().strip() == "0"
     if peer == "impi":
         parts, cma = "shm fabric alone", permitted  # I_MPI_SHM_CMA is on unless it is switched off
     elif peer == "mpich":

@@ -150,7 +150,7 @@ def hold(model: DistributedDataParallel, **options: Any) -> Attachment:
         UsageError: As `ringside.attach`.
     """
     attachment = sync.attach(model, **options)
-    if attachment.attached and attachment.count_work is None:
+    if attachment.count_work is None:
         attachment.count_work = WorkCount(attachment).count
     return attachment
 

@@ -79,20 +79,20 @@ def render_report(summary: dict[str, Any], run_info: RunInfo, records: Iterable[
         window = f"steps {waits['first_step']} to {waits['last_step']}"
         arrows = [(one["rank"], one["awaited"], one["seconds_per_step"]) for one in waits["longest"][:most]]
 
-    own, *over_time = _charts(table, verdicts, culprits) if len(table) else [NOTHING]
+    charts = _charts(table, verdicts, culprits) if len(table) else []
     changes = [fill('<p class="revealed">{}</p>', text) for text in summary_notes(summary)]
     sections = [
         *_verdict_sections(verdicts, summary),
         fill('<section aria-label="Notes">{}</section>', changes) if changes else NOTHING,
         # The proof, who waited for whom, the checks, then the rest.
-        fill('<section aria-label="Own time">{}</section>', own) if len(table) else NOTHING,
+        fill('<section aria-label="Own time">{}</section>', charts[:1]) if charts else NOTHING,
         fill(
             '<section aria-label="Who waits for whom">{}</section>', waits_ring(arrows, table.ranks, culprits, window)
         ),
         _blocked_section(blocked),
         checks_section(read_answers(summary.get("questions")), [text.verdict for text in verdicts]),
         _figures(summary),
-        fill('<section aria-label="Over time">{}</section>', over_time) if len(table) else NOTHING,
+        fill('<section aria-label="Over time">{}</section>', charts[1:]) if charts else NOTHING,
         fill('<section aria-label="Ranks">{}</section>', _rank_table(summary, culprits)),
         links_table(summary, [text.verdict for text in verdicts]),
         _details(summary, run_info),

@@ -36,7 +36,6 @@ Chunk = Sequence[Bytes] | Bytes | None
 
 _EVERY_ROUND = 1 << 30
 _NO_HORIZON = (_EVERY_ROUND, 0)
-_HEADER_ALONE: Parts = ((-1, 0, -1),)
 
 
 class _SendQueue:
@@ -102,6 +101,7 @@ class ExchangeRun:
                 self.segments.append(chunk or ())
         self.route = route_of(plan, self.me, tuple(lengths), length, size.window, ordered)
         self.leaving: defaultdict[tuple[int, int], list[Pending]] = defaultdict(list)  # sends that read a segment
+        self.headers: list[Pending] = []  # sends of a header alone
         self.done: list[int] = [0] * len(plan.dependents)  # by receive, how many of its segments have been written
         self.round = 0 if self.route.apart else _EVERY_ROUND  # of which and of those before it messages are sent
         self.ahead = exchange.window - 1  # segments of its own that are sent before the one that comes at the same time
@@ -167,7 +167,7 @@ class ExchangeRun:
             peer = self.peers[src]
             exchange.hops.append(HopTiming(exchange.seq_from(peer), k, peer, int(size_bytes), waited, first, last))
         # The caller may write the chunks again when this returns: all that reads them has to have left.
-        for sends in self.leaving.values():
+        for sends in (self.headers, *self.leaving.values()):
             for pending in sends:
                 pending.wait()
 
@@ -177,7 +177,7 @@ class ExchangeRun:
         """Send what may be sent, in the link's order."""
         messages, done = queue.messages, self.done
         if not messages and not queue.header_sent:
-            self._post(queue, self._header(queue), ())
+            self.headers.append(self._post(queue, self._header(queue)))
         while queue.sent < len(messages):
             k, parts = messages[queue.sent]
             if k > self.round:
@@ -222,15 +222,16 @@ class ExchangeRun:
             payloads = [self._encode(self.wire, chunk, segment) for chunk, segment, _ in parts]
         if not queue.header_sent:
             payloads.insert(0, self._header(queue))
-        self._post(queue, payloads[0] if len(payloads) == 1 else np.concatenate(payloads), parts)
-
-    def _post(self, queue: _SendQueue, data: Bytes, parts: Parts) -> None:
-        pending: Pending = self.exchange.links.send(queue.peer, data)
+        pending = self._post(queue, payloads[0] if len(payloads) == 1 else np.concatenate(payloads))
         if len(parts) > 1:
             pending = SharedRequest(pending)
-        self.exchange.sent_bytes[queue.peer] += len(data)
-        for chunk, segment, _ in parts or _HEADER_ALONE:
+        for chunk, segment, _ in parts:
             self.leaving[chunk, segment].append(pending)
+
+    def _post(self, queue: _SendQueue, data: Bytes) -> Pending:
+        pending = self.exchange.links.send(queue.peer, data)
+        self.exchange.sent_bytes[queue.peer] += len(data)
+        return pending
 
     def _header(self, queue: _SendQueue) -> Bytes:
         queue.header_sent = True
