@@ -87,6 +87,12 @@ def test_tensor_parallel_layers_wait_for_four_all_reduces_each():
     assert found.seconds.value == pytest.approx(COMPUTE_S + found.exposed.value)
 
 
+def test_replicas_average_the_gradients_of_their_part_of_the_model():
+    found = step(Job(tensor=2, activation_bytes=0.001))
+    assert found.data == 2
+    assert found.communication.value == pytest.approx(SIZE / 2 / 1e9, rel=1e-6)  # of two ranks: all of it goes once
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("many", [1, 4, 12])
 def test_a_pipelines_bubble_is_a_micro_batch_for_every_stage_but_one(schedule, many):

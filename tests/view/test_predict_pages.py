@@ -90,6 +90,21 @@ def test_a_plan_answers_before_it_says_what_fits_and_why() -> None:
     assert 'class="verdict bad"' in nowhere
 
 
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (StepChange(slower={3: 0.003}), "bad"),
+        (StepChange(slower={3: 0.0005}), "open"),
+        (StepChange(repaired=(2,)), "well"),
+    ],
+)
+def test_a_difference_that_two_digits_do_not_show_is_neither_good_nor_bad(change: StepChange, kind: str) -> None:
+    own = np.full((1, 8), 0.2)
+    own[0, 2] += 0.0006 * bool(change.repaired)
+    page = what_if_page(what_if(PredictedStep(H100, 1e9, own, 40), change), change, (None, None), Rates(2.0, 700.0))
+    assert f'class="verdict {kind}"' in page
+
+
 PAGES: dict[str, Callable[[Path], str]] = {
     "plan": lambda _: a_plan(),
     "what if": lambda _: a_what_if(),
