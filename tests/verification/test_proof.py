@@ -8,13 +8,13 @@ import pytest
 
 from ringside.schedule import by_name, run
 from ringside.survive.protocol import Member
-from ringside.survive.protocol.decision import MemberId, Tag
+from ringside.survive.protocol.decision import Abort, Commit, MemberId, Tag
 from ringside.survive.protocol.generation import Generation
 from verification.survive import simulated_process
 from verification.survive.__main__ import main
 from verification.survive.broken_rules import Rules
 from verification.survive.faults import Fault, Kind, Phase, Point
-from verification.survive.invariants import LAST
+from verification.survive.invariants import DECISIONS, LAST
 from verification.survive.kill_matrix import ALGORITHMS, make_world, matrix_cases, run_case, strike
 from verification.survive.model_checker import Bounds, explore
 from verification.survive.mutants import break_rule, rule_names
@@ -62,6 +62,16 @@ def test_an_answer_that_comes_after_the_incarnation_it_is_of_is_not_told():
     assert here.member.newest is None
     here.generation_stands(Generation(2, 1, 0))
     assert here.member.newest == Generation(2, 1, 0)
+
+
+def test_a_commit_in_a_generation_that_was_ended_breaks_an_invariant():
+    world = make_world(Case(5, ()))
+    commit = Commit((MemberId(0, 1),), 0, 1, 1, "x")
+    world.end_generation(1, 2, Abort(3))
+    world.invariants.decided(Tag(1, 1, 0, 0), commit)
+    assert DECISIONS not in world.invariants.broken
+    world.invariants.decided(Tag(1, 2, 1, 0), commit)
+    assert "a COMMIT after the generation was ended" in world.invariants.broken[DECISIONS]
 
 
 def test_the_matrix_has_every_place_once():
