@@ -150,7 +150,7 @@ def installed_system(system: str, gpus: int, nccl: str = "") -> tuple[Topology, 
 
 def _of_version(tables: Sequence[Table], nccl: str, system: str) -> list[Table]:
     """Return the tables of the newest version that begins so, one for every collective and number of GPUs."""
-    versions = {table.library.split()[-1] for table in tables if table.collective == ALL_REDUCE}
+    versions = {table.library.removeprefix("NCCL ") for table in tables if table.collective == ALL_REDUCE}
     fitting = [each for each in versions if each == nccl or not nccl or each.startswith(f"{nccl}.")]
     if not versions:
         raise UsageError(f"--system {system}: its installed tables have no all-reduce of halves")
@@ -160,6 +160,6 @@ def _of_version(tables: Sequence[Table], nccl: str, system: str) -> list[Table]:
     found: dict[tuple[str, int], Table] = {}
     # The folder of that very version before others that hold it too.
     for table in sorted(tables, key=lambda table: Path(table.path).parent.name != newest):
-        if table.library.split()[-1] == newest and table.collective in USED:
+        if table.library.removeprefix("NCCL ") == newest and table.collective in USED:
             found.setdefault((table.collective, table.ranks), check_rows(table))
     return list(found.values())

@@ -156,7 +156,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UsageError: It names none.
     """
-    if not arguments or arguments[0] in ("-h", "--help") or (arguments[0] == "-m" and len(arguments) < 2):
+    if tuple(arguments) in ((), ("-m",)) or arguments[0] in ("-h", "--help"):
         raise UsageError("which script? torchrun --nproc-per-node 4 -m ringside.survive train.py --epochs 3")
     with stop_requests() as stop, _store(os.environ):
         return Supervisor(arguments, os.environ).run(stop)

@@ -67,7 +67,7 @@ def render_report(summary: dict[str, Any], run_info: RunInfo, records: Iterable[
         window = f"steps {waits['first_step']} to {waits['last_step']}"
         arrows = [(one["rank"], one["awaited"], one["seconds_per_step"]) for one in waits["longest"][:most]]
 
-    own, *over_time = _charts(table, verdicts, culprits) if len(table) else [NOTHING]
+    own, *over_time = _charts(table, verdicts, culprits)
     changes = [fill('<p class="revealed">{}</p>', text) for text in summary_notes(summary)]
     sections = [
         *_verdict_sections(verdicts, summary),
