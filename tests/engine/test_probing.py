@@ -15,6 +15,7 @@ from ringside.engine.net.exchange.exchange import HopTiming
 from ringside.engine.probe.links import (
     best_ring_order,
     links_beside,
+    median_beside,
     plainly_slow,
     round_robin,
     slow_links,
@@ -56,6 +57,12 @@ def test_a_slow_link_is_named_and_half_is_not_slow():
     both = slow_links(rates_of(4, (2, 1, 0.25), (1, 2, 0.2)))
     assert [(link.src, link.dst) for link in both] == [(1, 2), (2, 1)]
     assert [(link.src, link.dst) for link in slow_links(rates_of(2, (0, 1, 0.3)))] == [(0, 1)]
+
+
+def test_a_link_is_held_against_all_others_but_its_reverse_which_is_all_that_two_vertices_have():
+    rates = np.array([[0.0, 10.0, 20.0], [1.0, 0.0, 30.0], [40.0, 50.0, 0.0]])
+    assert median_beside(rates, (0, 1)) == 35.0
+    assert median_beside(rates[:2, :2], (0, 1)) == 1.0
 
 
 def test_a_vertex_all_of_whose_links_are_slow_is_named_once():

@@ -506,6 +506,7 @@ def test_a_fence_ends_every_generation_in_which_a_step_could_be_committed_with_o
     assert member.handle(e.GenerationRead(closed)) == [i.EndGeneration(1, 4, 6)]
     assert member.handle(e.GenerationEnded(5)) == [i.EndGeneration(1, 4, 6)], "an answer that comes twice, or late"
     assert member.handle(e.GenerationEnded(5)) == []
+    assert member.handle(e.Tick(1.0))[-1:] == [i.EndGeneration(1, 4, 6)], "what is left is asked for again"
     assert member.handle(e.GenerationEnded(4)) == [i.OpenIncarnation(2)]
 
 

@@ -100,9 +100,8 @@ class Stacks:
 
     def clear(self) -> None:
         """Empty the file: that hang is over."""
-        if os.fstat(self.fd).st_size:
-            os.ftruncate(self.fd, 0)
-            os.lseek(self.fd, 0, os.SEEK_SET)
+        os.ftruncate(self.fd, 0)
+        os.lseek(self.fd, 0, os.SEEK_SET)
 
     def close(self) -> None:
         """Give the signal back."""
