@@ -267,3 +267,13 @@ def test_a_straggler_is_told_with_what_its_collectives_show():
     assert pace(own[:, :1], own[:, :1]).excess.tolist() == [0.0]
     assert pace(own, own).slowest == [0, 6, 0]
     assert pace(own[:0], own[:0]).slowest == []
+
+
+@pytest.mark.parametrize(("slow_steps", "named"), [(39, []), (40, [(9, 33, 73)])])
+def test_a_rank_that_was_slow_for_a_while_is_a_straggler_from_a_third_of_the_steps_on(
+    slow_steps: int, named: list[tuple[int, int, int]]
+) -> None:
+    own = 0.1 * np.exp(np.random.default_rng(7).normal(0, 0.01, (120, 4)))
+    own[30 : 30 + slow_steps, 2] *= 1.5
+    found = judge_stragglers(pace(own, own), np.zeros(4), np.zeros(4))
+    assert [(*one.ranks, one.since_step, one.evidence["until_step"]) for one in found] == named

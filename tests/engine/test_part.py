@@ -15,11 +15,11 @@ from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.exchange import ExchangeRequest
 from ringside.engine.net.exchange.signature import OWN_SCALE, WHOLE_FOLD, WIRE_FLAGS
 from ringside.engine.net.rank_map import RankMap
-from ringside.engine.net.reduction import Reduction, ReductionPlan, plan_reduction, signature_of
+from ringside.engine.net.reduction import Reduction, ReductionPlan, plan_reduction, safe_mean, signature_of
 from ringside.errors import UsageError
 
 SUM, AVG = OP_CODES["sum"], OP_CODES["avg"]
-FLOAT32, FLOAT16 = DTYPES.index("float32"), DTYPES.index("float16")
+FLOAT32, FLOAT16, BFLOAT16 = (DTYPES.index(name) for name in ("float32", "float16", "bfloat16"))
 WEIGHTS = (1.0, 2.0, 3.0, 2.0)
 # Rank 1 of four ranks on two hosts. "in pieces": partial sums travel; "at once": one fold adds up all contributions.
 WAYS = {"the group's own": "native", "in pieces": "ring", "at once": "one_shot", "a switch": "in_network"}
@@ -84,6 +84,13 @@ def test_one_fold_of_all_contributions_is_the_whole_reduction(what: Reduction) -
     request_of("at once", what).fold(addresses, addresses[0], 1)
     want = {SUM_OF_3: 3 * 15, MEAN: 15 / 4, HALVES: 15 / 4, WEIGHTED: (1 + 2 * 2 + 3 * 4 + 2 * 8) / 8}[what]
     assert x[0] == want
+
+
+def test_a_weighted_mean_of_halves_becomes_a_sum_of_shares() -> None:
+    for dtype in (FLOAT16, BFLOAT16):
+        shares = safe_mean(replace(WEIGHTED, dtype=dtype), 4)
+        assert (shares.op, shares.scale, shares.scales) == (SUM, 0.25, (0.125, 0.25, 0.375, 0.25))
+    assert safe_mean(WEIGHTED, 4) is WEIGHTED
 
 
 def test_the_last_fold_of_partial_sums_divides() -> None:

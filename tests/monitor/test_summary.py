@@ -20,8 +20,9 @@ from ringside.monitor import summary as summaries
 from ringside.monitor.causes import explain_verdict
 from ringside.monitor.collector import StepCollector
 from ringside.monitor.run.directory import RunReader, RunWriter
+from ringside.monitor.run.records import GroupUse
 from ringside.monitor.run.table import tabulate
-from ringside.monitor.summary import assess_run, finish_run, summarise
+from ringside.monitor.summary import GroupSample, assess_run, finish_run, summarise
 from ringside.monitor.verdict import headline
 from ringside.view.html.run_report import render_report
 
@@ -303,6 +304,22 @@ def test_the_cause_names_the_phase_that_grew() -> None:
     assert "backward" in found("backward", 0.15).cause
     assert "running all the time" in found("backward", 0.15).cause
     assert "no CPU" in found("backward", 0.09).cause
+
+
+@pytest.mark.parametrize(("ranks", "most"), [(2048, 32), (8192, 16)])
+def test_of_steps_with_groups_every_second_one_is_kept_when_they_become_too_many(ranks: int, most: int) -> None:
+    """As many as make 65,536 records, and sixteen of any job."""
+    sample, use = GroupSample(ranks, 3), GroupUse("1", -1, 1, 8, 0.01)
+    records = [
+        StepRecord(step=step, rank=rank, ended_unix=0.0, step_seconds=0.2, own_seconds=0.1, groups=(use,))
+        for step in range(3 * most + 3)
+        for rank in (0, ranks - 1)
+    ]
+    assert list(sample.reading(records[: 6 * most])) == records[: 6 * most]
+    assert list(sample.rows) == list(range(0, 3 * most, 3))
+    assert all(list(row) == [0, ranks - 1] for row in sample.rows.values())
+    list(sample.reading(records[6 * most :]))
+    assert list(sample.rows) == list(range(0, 3 * most + 1, 6))
 
 
 def test_headlines() -> None:

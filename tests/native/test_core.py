@@ -227,19 +227,6 @@ def test_of_lanes_the_bounds_travel_with_the_flag_too(ranks: int) -> None:
             assert set(paths(cores[0])) == {path}
 
 
-def test_what_two_hold_is_written_past_the_caches_in_whole_cache_lines() -> None:
-    """What `ringside bench` measures memory with; other instruction sets: test_kernels.py."""
-    size = 5 * LINE
-    raw = np.zeros((4, 4096 + size), np.uint8)
-    a, b, x, y = (row[-address(row) % LINE :][: size + LINE] for row in raw)
-    a[:] = np.arange(size + LINE) % 7
-    b[:] = np.arange(size + LINE) % 5
-    _core.native().stream_pair(*map(address, (a, b, x, y)), size + LINE - 1)
-    for out in (x, y):
-        np.testing.assert_array_equal(out[:size], (a | b)[:size])
-        assert not out[size:].any()
-
-
 # ------------------------------------------------------------------------------------------------ arguments
 
 

@@ -140,6 +140,13 @@ def test_a_model_on_the_cpu_sets_no_marks() -> None:
     assert marker_of(torch.nn.Linear(1, 1, device="meta")) is None
 
 
+def test_marks_are_set_where_all_parameters_are_on_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_events, "events_of", lambda device: f"events of {device}")
+    assert str(marker_of(torch.nn.Linear(1, 1))) == "events of cpu"
+    assert marker_of(torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1, device="meta"))) is None
+    assert marker_of(torch.nn.ReLU()) is None
+
+
 MAPS = """\
 7f00-7f01 r-xp 00000000 103:02 77  /usr/lib/python3/site-packages/nvidia/cuda_runtime/lib/{name}
 7f02-7f03 r-xp 00000000 103:02 78  /usr/lib/libcudart_static.a

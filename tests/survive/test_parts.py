@@ -488,7 +488,7 @@ def test_a_worker_that_a_signal_ended_is_started_again_and_one_that_always_fails
 
 
 def test_a_keeper_wants_a_script_and_knows_whether_the_job_has_a_store():
-    for words in ([], ["-m"], ["--help"]):
+    for words in ([], ["-m"], ["-h"], ["--help"]):
         with pytest.raises(UsageError, match="which script"):
             main(words)
     assert is_needed({"RANK": "0"})

@@ -183,7 +183,7 @@ def test_of_two_decisions_the_first_one_stands_for_both():
     ended = one.end(1, 2, Abort(3))
     assert (ended.commit, ended.abort) == (commit(40), Abort(3)), "and not only what it had read"
     assert one.end(1, 2, Abort(4)) == ended == decode_decided(registers.values[decisions_key(1, 2)])
-    assert one.end(1, 3, Abort(4)) == Decided(abort=Abort(4))
+    assert one.end(1, 3, Abort(4)) == Decided(first=0, position=0, last=-1, commit=None, abort=Abort(4))
     assert one.read(Tag(1, 4, 40, 0)) is None
 
 

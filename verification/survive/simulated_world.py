@@ -345,8 +345,8 @@ class World(Generic[P]):
         """Abort what would be decided next in a generation; return its number."""
         if not self.outside.write_once:
             self.registers.values.pop(decisions_key(incarnation, number), None)
-        decided = self.decisions.end(incarnation, number, by)
-        self.invariants.ended(incarnation, number, decided.abort or by)
+        self.decisions.end(incarnation, number, by)
+        self.invariants.ended(incarnation, number, by)
         return number
 
     def read_decision(self, tag: Tag) -> Decision | None:

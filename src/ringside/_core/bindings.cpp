@@ -415,10 +415,9 @@ uint64_t digest_at(uintptr_t data, size_t bytes, uint64_t start) {
   return digest(reinterpret_cast<const void*>(data), bytes, start);
 }
 
-void stream_pair(uintptr_t a, uintptr_t b, uintptr_t x, uintptr_t y, size_t bytes) {
-  nb::gil_scoped_release release;
-  kernels().stream_pair(reinterpret_cast<void*>(a), reinterpret_cast<void*>(b), reinterpret_cast<void*>(x),
-                        reinterpret_cast<void*>(y), bytes / 64 * 64);
+void stream_pair(uintptr_t a, uintptr_t b, uintptr_t x, uintptr_t y, size_t bytes, const std::string& isa) {
+  table_of(isa).stream_pair(reinterpret_cast<void*>(a), reinterpret_cast<void*>(b), reinterpret_cast<void*>(x),
+                            reinterpret_cast<void*>(y), bytes / 64 * 64);
 }
 
 }  // namespace
@@ -481,7 +480,8 @@ NB_MODULE(_native, m) {
         nb::call_guard<nb::gil_scoped_release>());
   m.def("widen", &widen, "src"_a, "dst"_a, "count"_a, "bf16"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def("digest", &digest_at, "data"_a, "bytes"_a, "start"_a = 0, nb::call_guard<nb::gil_scoped_release>());
-  m.def("stream_pair", &stream_pair);
+  m.def("stream_pair", &stream_pair, "a"_a, "b"_a, "x"_a, "y"_a, "bytes"_a, "isa"_a = "",
+        nb::call_guard<nb::gil_scoped_release>());
 
   nb::class_<Communicator>(m, "Communicator")
       .def("all_reduce", &all_reduce)

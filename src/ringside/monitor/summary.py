@@ -184,7 +184,7 @@ def assess_run(reader: RunReader, *, extra: Mapping[str, Any] | None = None) -> 
     strides = [event.get("stride") for event in events]
     stride = max((one for one in strides if isinstance(one, int) and 1 <= one <= MOST_STRIDE), default=1)
     mesh = Mesh(reader.info.world_size, read_groups(events))
-    sample, bubbles = _GroupSample(reader.info.world_size, stride), BubbleLedger(mesh)
+    sample, bubbles = GroupSample(reader.info.world_size, stride), BubbleLedger(mesh)
     records = bubbles.reading(sample.reading(ledger.reading(reader.iterate())))
     table = tabulate(records, reader.info.world_size, stride=stride)
     verdicts = _verdicts(events, table, mesh, reader.path)
@@ -212,8 +212,16 @@ def assess_run(reader: RunReader, *, extra: Mapping[str, Any] | None = None) -> 
     return summary, table
 
 
-class _GroupSample:
-    """Keeps records that say what their ranks did in which group: of a long run every second step, again and again."""
+class GroupSample:
+    """Keeps records that say what their ranks did in which group: of a long run every second step, again and again.
+
+    Args:
+        ranks: Of the job.
+        stride: Of the steps that the run has kept.
+
+    Attributes:
+        rows: The records, by step.
+    """
 
     def __init__(self, ranks: int, stride: int) -> None:
         self.rows: dict[int, Row] = {}

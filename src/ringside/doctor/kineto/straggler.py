@@ -218,11 +218,13 @@ def judge_stragglers(pace: RankPace, lateness_s: Floats, waits_s: Floats) -> lis
             "wait_seconds": _finite(waits_s[column]),
             "others_wait_seconds": _finite(np.median(waits_s[others])),
         }
+        last = len(pace.numbers) - 1
+        if "until_step" in evidence:
+            evidence["until_step"] = pace.numbers[min(int(evidence["until_step"]), last)]
         cause = (
             f"{verdict.cause}; it arrives last at collectives ({duration(float(lateness_s[column]))} late on average) "
             f"and waits least there, while the others wait {duration(float(np.median(waits_s[others])))} per collective"
         )
-        last = len(pace.numbers) - 1
         named.append(
             msgspec.structs.replace(
                 verdict,

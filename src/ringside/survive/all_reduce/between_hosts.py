@@ -24,8 +24,8 @@ from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.net.exchange.exchange import Exchange, ExchangeRequest, Fold
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.run import ExchangeRun
-from ringside.engine.net.exchange.signature import CollectiveSignature, SignatureMismatch
-from ringside.engine.net.reduction import ALL_REDUCE, make_fold
+from ringside.engine.net.exchange.signature import SignatureMismatch
+from ringside.engine.net.reduction import Reduction, make_fold, signature_of
 from ringside.engine.runtime.worker import Work, Worker
 from ringside.engine.transports.base import Bytes, LinkError, LinkFailure
 from ringside.schedule import Schedule, chain, relabel, ring
@@ -253,7 +253,7 @@ class NetExchange(AttemptExchange):
         schedule = self._way.all_reduce()
         plan = plan_messages(schedule, self._me)
         for run in self.layout.runs:
-            call = CollectiveSignature(ALL_REDUCE, run.dtype, _SUM, run.elements, 1.0, 0, 0)
+            call = signature_of(Reduction(run.dtype, _SUM), run.elements)
             chunks = chunks_of(into, run, schedule.chunks)
             fold = self._noticed(make_fold(run.dtype, _SUM))
             ExchangeRun(self._exchange, ExchangeRequest(plan, run.item_bytes, fold, call), chunks).run()
@@ -275,7 +275,7 @@ class NetExchange(AttemptExchange):
         for place, slot in zip(held[self._me], self.slots, strict=True):
             place[:] = slot
         plan = plan_messages(gather or self._way.all_reduce(), self._me)
-        call = CollectiveSignature(ALL_REDUCE, _BYTE, _SUM, size, 1.0, 0, 0)
+        call = signature_of(Reduction(_BYTE, _SUM), size)
         chunks = [part.reshape(-1) for part in (held if gather else [memory])]
         request = ExchangeRequest(plan, 1, make_fold(_BYTE, _SUM), call)
         ExchangeRun(self._exchange, request, chunks).run()
