@@ -14,6 +14,7 @@ from ringside.engine.cost.network import CostNetwork
 from ringside.engine.net.exchange.exchange import HopTiming
 from ringside.engine.probe.links import (
     best_ring_order,
+    carried_together,
     links_beside,
     median_beside,
     plainly_slow,
@@ -63,6 +64,11 @@ def test_of_three_vertices_the_reverse_of_a_link_is_not_beside_it():
     rates = np.array([[0.0, 60.0, 100.0], [30.0, 0.0, 200.0], [100.0, 200.0, 0.0]])
     assert median_beside(rates, (0, 1)) == 150.0
     assert median_beside(rates[:2, :2], (0, 1)) == 30.0
+
+
+def test_what_enters_a_vertex_is_between_its_fastest_link_and_all_of_its_links():
+    rates = np.array([[0.0, 30.0, 50.0], [10.0, 0.0, 40.0], [20.0, 35.0, 0.0]])
+    assert carried_together(np.array([5.0, 50.0, 95.0]), rates).tolist() == [20.0, 50.0, 90.0]
 
 
 def test_a_vertex_all_of_whose_links_are_slow_is_named_once():

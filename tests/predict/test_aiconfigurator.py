@@ -52,6 +52,11 @@ def test_sizes_are_elements_times_bytes_and_latencies_ms(tmp_path):
     assert {table.rows[0].size_bytes for table in tables if table.dtype == "int8"} == {256}
 
 
+def test_of_more_gpus_than_a_server_has_the_number_of_hosts_is_not_known(tmp_path):
+    tables = read_tables(write(tmp_path / "data" / "h200_sxm" / "nccl" / "2.29.2" / "nccl_perf.txt", gpus=(8, 16)))
+    assert {(table.ranks, table.hosts) for table in tables} == {(8, 1), (16, 0)}
+
+
 def test_repeats_of_a_size_are_one_row_between_their_ends(tmp_path):
     tables = read_tables(write(tmp_path / "data" / "h200_sxm" / "nccl" / "2.29.2" / "nccl_perf.txt", repeats=3))
     row = tables[0].rows[0]

@@ -79,6 +79,17 @@ def median_beside(rates: Floats, link: tuple[int, int]) -> float:
     return float(np.median(rates[others])) if others.any() else 0.0
 
 
+def carried_together(together: Floats, rates: Floats) -> Floats:
+    """Return what enters each vertex while all send: at least what its fastest link carries alone, at most their sum.
+
+    Args:
+        together: As it was timed, bytes/s, [n].
+        rates: Of every link alone, bytes/s, [senders, receivers].
+    """
+    carried: Floats = np.clip(together, rates.max(axis=0), rates.sum(axis=0))
+    return carried
+
+
 def _known(rates: Floats) -> NDArray[np.bool_]:
     known: NDArray[np.bool_] = np.isfinite(rates) & (rates > 0) & ~np.eye(len(rates), dtype=np.bool_)
     return known

@@ -35,6 +35,7 @@ from ringside.engine.probe.links import (
     SLOW,
     MeasuredSlowLink,
     best_ring_order,
+    carried_together,
     links_beside,
     median_beside,
     plainly_slow,
@@ -379,8 +380,7 @@ class Prober:
         # Per message of a turn in which every vertex sends and takes n - 1, beyond those of a ping.
         turn_s, ping_s = float(per_message.sum()), float(np.median(latency[off]))
         overhead_s = min(max(turn_s - ping_s, 0.0) / (2 * (n - 1)), 0.45 * ping_s)
-        carried: Floats = np.clip(together, rates.max(axis=0), rates.sum(axis=0))
-        return carried, overhead_s
+        return carried_together(together, rates), overhead_s
 
     # -------------------------------------------------------------------------------------------- shared by all
 
