@@ -113,6 +113,15 @@ def test_a_wrong_orbit_is_named():
     assert "there is no chunk 9" in impossible[0].message
 
 
+def test_an_overwrite_beside_another_write_is_named_once_with_its_round():
+    rows = [list(ring(4).representatives(k)) for k in range(6)]
+    for k in (3, 5):
+        ((_, dst, chunk, _),) = rows[k]
+        rows[k].append(((dst + 2) % 4, dst, chunk, True))
+    problems = verify(rotational(4, 4, rows), by_symmetry=True).problems
+    assert [(p.kind, p.round) for p in problems if p.kind == "order"] == [("order", 3), ("order", 5)]
+
+
 def test_folds_that_do_not_rotate_are_proved_the_long_way():
     """Rank 0 adds what three others have already summed: in another turn the fold has another order."""
     gather = [[(0, 1, 0, True)], [(0, 1, 1, True), (0, 2, 2, True)]]
