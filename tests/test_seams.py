@@ -40,6 +40,7 @@ OTHERS = {
     ("tests/hostile/test_models_that_are_copied.py", "_register_builtin_comm_hook"): "DDP's",
     ("tests/hostile/test_timeouts_of_the_group.py", "_set_pg_timeout"): "torch.distributed's",
     ("tests/integrations/test_debug_server.py", "_server"): "of PyTorch's debug server",
+    ("tests/pytorch/test_attach.py", "_timeout"): "of torch's options of a backend",
     ("tests/pytorch/test_group_watch.py", "_register_process_group"): "torch.distributed's",
     ("tests/pytorch/test_process_group_backend.py", "_timeout"): "of torch's options of a backend",
     ("tests/pytorch/test_process_group_calls.py", "_set_pg_timeout"): "torch.distributed's",

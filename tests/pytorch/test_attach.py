@@ -9,7 +9,9 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from ringside import _core  # noqa: E402
 from ringside.engine.runtime.queue import QueuedCollective  # noqa: E402
 from ringside.errors import SyncError  # noqa: E402
 from ringside.pytorch.ddp.attached_model import own_hook  # noqa: E402
+from ringside.pytorch.store import OwnTimeout  # noqa: E402
 
 from .training import (  # noqa: E402
     Plan,
@@ -535,3 +538,20 @@ def test_at_exit_peers_learn_that_a_rank_leaves_before_its_session_waits_for_the
     for found in ddp_ranks(2, at_exit, str(tmp_path / "run")):
         assert (True, True) in found
         assert (False, False) not in found
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["", "detail"])
+def test_a_timeout_counts_where_the_script_gave_one_and_it_may_give_another(wrapped: bool) -> None:
+    options = SimpleNamespace(_timeout=dist.distributed_c10d.default_pg_timeout)
+    backend = SimpleNamespace(options=options)
+    backend = SimpleNamespace(wrapped_pg=backend) if wrapped else backend
+    timeout = OwnTimeout(SimpleNamespace(_get_backend=lambda device: backend))  # type: ignore[arg-type]
+    assert (timeout.seconds(), timeout.has_changed()) == (None, False)
+    options._timeout = timedelta(seconds=7.5)
+    assert timeout.has_changed()
+    assert (timeout.seconds(), timeout.has_changed()) == (7.5, False)
+
+
+def test_a_backend_that_keeps_no_timeout_has_none_that_the_script_gave() -> None:
+    timeout = OwnTimeout(SimpleNamespace(_get_backend=lambda device: SimpleNamespace()))  # type: ignore[arg-type]
+    assert (timeout.seconds(), timeout.has_changed()) == (None, False)
