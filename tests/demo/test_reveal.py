@@ -53,6 +53,7 @@ def test_any_kind_of_fault_can_be_drawn(kind):
         ("slow:rank=1,from_step=50", [], False, "not detected"),
         ("pause:rank=1,at_step=50", [], True, "no rank was named"),
         ("kill:rank=1,at_step=60", [verdict(1, kind="dead_rank")], True, "correct"),
+        ("kill:rank=1,at_step=60", [verdict(1, 55, "dead_rank")], True, "correct"),  # the last steps died with it
         ("kill:rank=1,at_step=60", [verdict(1)], False, "not detected"),
         ("pause:rank=1,at_step=50,seconds=9", [verdict(1, kind="hang")], True, "no rank was named"),
         ("pause:rank=1,at_step=50,seconds=4", [verdict(1, kind="hang")], True, "no rank was named"),
