@@ -12,6 +12,7 @@ from ringside.predict import Timeline, preset, simulate
 from ringside.predict.laws.calibrate import Band
 from ringside.predict.plan.memory import fit
 from ringside.predict.plan.plan import Bound, PlanQuestion, plan
+from ringside.predict.plan.step import Job, StepTime
 from ringside.predict.what_if import Answer, Exposed, PredictedStep, StepChange, played, what_if
 from ringside.schedule import hierarchical, ring
 from ringside.view.predict_text import (
@@ -31,6 +32,7 @@ from ringside.view.predict_text import (
     played_algorithm,
     short_plan,
     simulation_text,
+    step_text,
     wrapped,
 )
 
@@ -149,6 +151,23 @@ def test_what_was_played_and_how_sure_that_is() -> None:
     assert isinstance(reduced, Timeline)
     assert played_algorithm(reduced).endswith(" through a switch")
     assert played_algorithm(simulate(hierarchical(4, 2), H100, 64e6)) == "hierarchical"
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        (Job(), "data parallel"),
+        (Job(stage=2), "ZeRO stage 2"),
+        (Job(stage=3, layers=8, prefetch=2), "FSDP, 8 layers, 2 ahead"),
+        (
+            Job(stage=3, layers=1, reshard=False, tensor=2, activation_bytes=1e6),
+            "FSDP, 1 layer, 1 ahead, kept, tensor 2",
+        ),
+    ],
+)
+def test_how_a_step_is_trained(job: Job, words: str) -> None:
+    known = Band(0.25, 0.25, 0.25)
+    assert step_text(StepTime(known, known, known, known, 8, job, "")).endswith(f" communication: {words}")
 
 
 QUESTIONS = {
