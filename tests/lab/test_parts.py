@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import struct
@@ -521,6 +522,33 @@ def test_every_frame_is_passed_on_in_order_after_the_delay_both_ways() -> None:
     assert came == [(number, part) for number in range(5) for part in range(3)]
     assert took >= 0.0495
     assert left is None
+
+
+def test_the_timer_rings_once_when_the_next_frame_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    sender, receiver = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    found: list[int] = []
+
+    class TimerSetError(Exception):
+        """Ends what goes on for ever."""
+
+    def check(value: int) -> int:
+        found.append(value)
+        if len(found) == 2:  # the timer was made, and is set
+            raise TimerSetError
+        return value
+
+    monkeypatch.setattr(delay, "check", check)
+    sender.send(b"frame")
+    receiver.setblocking(False)
+    with sender, receiver, pytest.raises(TimerSetError):
+        delay.pass_on(delay.DelayLine(1000.5), {receiver.fileno(): sender.fileno()})
+    timer, result = found
+    state = Path(f"/proc/self/fdinfo/{timer}").read_text()
+    os.close(timer)
+    assert result == 0
+    seconds = {name: int(s) + int(ns) * 1e-9 for name, s, ns in re.findall(r"(it_\w+): \((\d+), (\d+)\)", state)}
+    assert seconds["it_interval"] == 0
+    assert 990 < seconds["it_value"] <= 1000.5
 
 
 def test_how_late_it_wakes_up_is_learnt_slowly_and_within_bounds() -> None:
