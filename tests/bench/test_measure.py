@@ -111,6 +111,15 @@ def test_a_turn_has_as_many_calls_as_fit_and_engines_take_turns(clock: Work) -> 
     assert (other.median_s, other.late_s) == (pytest.approx(0.01), pytest.approx(0.01))
 
 
+def test_nobody_always_follows_the_same_one(clock: Work) -> None:
+    told: list[str] = []
+    contenders = [Engine(clock, 0.001, name=name).contender for name in ("ringside", "gloo")]
+    plan = BenchPlan(key="test", ranks=2, sizes_bytes=(4096,), cache_bytes=1 << 14, rounds=4)
+    BenchMeter(Alone(), plan, contenders, told.append).case(4096, "warm", 1)  # type: ignore[arg-type]
+    there, back = ["ringside", "gloo"], ["gloo", "ringside"]
+    assert told[-10:] == [*there, *back, *there, *back, *there]
+
+
 def test_how_many_calls_is_what_was_asked_for_or_within_bounds(clock: Work) -> None:
     for seconds, iterations, expected in (
         (0.001, 7, 7),
