@@ -166,6 +166,7 @@ def test_only_an_order_that_pays_is_taken(name: str, pays: bool) -> None:
 def test_what_would_take_long_is_left_to_the_rounds_order() -> None:
     s = pipelined(by_name("chain", 200), 64)
     assert order_messages(s, 0, [64] * s.chunks, WINDOW) is None
+    assert [find_order(by_name("chain", ranks), (1,), WINDOW) is None for ranks in (112, 113)] == [False, True]
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("tree", 5), ("recursive_doubling", 7), ("halving_doubling", 7)])

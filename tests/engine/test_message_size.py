@@ -89,6 +89,7 @@ def test_on_links_that_are_known_to_be_slow_they_are_smaller_still() -> None:
 
 
 def test_a_schedule_that_is_too_long_to_look_through_has_large_messages() -> None:
+    assert [size_of(chain(ranks), 1 << 30, LARGE) for ranks in (112, 113)] == [SMALL, LARGE]
     assert size_of(pipelined(chain(1000), 8), 1 << 34, LARGE) == LARGE
 
 
