@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ringside.errors import UsageError
 from ringside.monitor import Detector, Verdict, detect
 from ringside.monitor.slow_rank.detector import WINDOW
+from ringside.monitor.slow_rank.noise import learn
 from ringside.monitor.slow_rank.window_test import WindowTest
 from ringside.monitor.stats import log_excess
 
@@ -423,3 +424,13 @@ def test_what_a_rank_exceeded_the_others_by_before_is_no_part_of_its_price(make_
     (verdict,) = detect(own)
     assert verdict.evidence["usual_excess_ratio"] == pytest.approx(0.04, abs=0.01)
     assert verdict.cost_rank_seconds == pytest.approx(4 * 140 * 0.1 * (1.04 * 1.3 - 1.04), rel=0.05)
+
+
+def test_one_known_step_tells_nothing_of_how_steps_vary() -> None:
+    bars = []
+    for known in range(3):
+        excess = np.full((8, 1, 4), math.nan)
+        excess[:known] = 0.0
+        bars.append(learn(excess, np.array([5, 12, 40]), 5.0).bars.min())
+    assert bars[0] == bars[1] > 1e5, "a bar that nobody reaches"
+    assert bars[2] < 1
