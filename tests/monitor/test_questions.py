@@ -133,7 +133,9 @@ def test_records_full_of_holes_break_nothing(make_info: Info) -> None:
     assert answers(make_info(4), holes).keys() == QUESTIONS.keys()
 
 
-@pytest.mark.parametrize("content", [None, [], {"small_collectives": 3}, {"small_collectives": {"answer": "yes"}}])
+@pytest.mark.parametrize(
+    "content", [None, [], "yes", 3, {"small_collectives": 3}, {"small_collectives": {"answer": "yes"}}]
+)
 def test_what_is_no_answer_is_left_out(content: object) -> None:
     assert read_answers(content) == {}
 

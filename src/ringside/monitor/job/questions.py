@@ -66,16 +66,15 @@ def to_plain(answers: Mapping[str, Question]) -> dict[str, dict[str, Any]]:
     }
 
 
-def read_answers(content: object) -> dict[str, Question]:
+def read_answers(content: Any) -> dict[str, Question]:
     """Return the answers in a summary's `questions`; what is none is left out."""
     found = {}
-    given: dict[str, Any] = content if isinstance(content, dict) else {}
     for name in QUESTIONS:
         try:
-            numbers = given[name]["numbers"].items()
+            numbers = content[name]["numbers"].items()
             # A figure that was not finite is null in a summary, and is left out here.
-            content = {**given[name], "numbers": {key: value for key, value in numbers if value is not None}}
-            found[name] = msgspec.convert(content, Question)
+            given = {**content[name], "numbers": {key: value for key, value in numbers if value is not None}}
+            found[name] = msgspec.convert(given, Question)
         except (KeyError, TypeError, AttributeError, *UNDECODABLE):
             continue
     return found
