@@ -18,7 +18,7 @@ from tests.support.waiting import until
 
 from ringside import _core
 from ringside.engine.dtypes import DTYPES, OP_CODES
-from ringside.engine.shm.log import PATHS, CollectiveLog
+from ringside.engine.shm.log import PATHS, CollectiveLog, Totals
 from ringside.engine.shm.program import compile_schedule
 from ringside.schedule import ALGORITHMS, Schedule, by_name
 
@@ -218,7 +218,7 @@ def test_what_travels_with_the_flag_goes_in_pieces_where_it_is_too_long() -> Non
             assert paths(cores[0]) == [path]
 
 
-@pytest.mark.parametrize("ranks", [2, 9])
+@pytest.mark.parametrize("ranks", [2, 7, 9])  # of 7 they fill a cache line
 def test_of_lanes_the_bounds_travel_with_the_flag_too(ranks: int) -> None:
     room = _core.native().INLINE_BYTES - LINE * -(-8 * (ranks + 1) // LINE)
     with opened(ranks, one_shot_bytes=1 << 20, segment_bytes=4096) as cores:
@@ -466,6 +466,19 @@ def test_a_mean_over_no_weight_is_refused_whatever_way_it_goes(ranks: int) -> No
                 assert all((x == np.float32(5 / 3)).all() for x in xs)
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("one_shot_bytes", [0, 1 << 12])
+@pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter_", "reduce_scatter"])
+def test_weights_that_are_small_together_are_weights(ranks: int, one_shot_bytes: int, kind: str) -> None:
+    bounds = [] if kind == "all_reduce" else [0] + [4] * ranks
+    xs, out = [np.full(4, rank, np.float32) for rank in range(ranks)], np.zeros(4, np.float32)
+    own = {"op": "avg", "scale": 0.125, "own_scale": True, "out": out if kind == "reduce_scatter" else None}
+    with opened(ranks, one_shot_bytes=one_shot_bytes) as cores:
+        calls = [partial(collective, core, kind, x, bounds, **own) for core, x in zip(cores, xs, strict=True)]
+        assert together(calls) == [OK] * ranks
+    np.testing.assert_array_equal(out if kind == "reduce_scatter" else xs[0], np.full(4, ranks // 2, np.float32))
+
+
 # ------------------------------------------------------------------------------------------------ the log
 
 
@@ -500,7 +513,7 @@ def test_the_sums_of_the_log_are_exact() -> None:
             assert (row.seq, row.payload_bytes, row.submitted) == (4, 20, stamps[rank])
             assert row.submitted < row.entered <= row.ready <= row.done
             assert row.wait_seconds == pytest.approx(0.0 if rank else 2.0)
-        assert CollectiveLog(cores[0]).totals().collectives == 0
+        assert CollectiveLog(cores[0]).totals() == Totals(0, 0, 0, 0, 0, [0] * len(PATHS))
 
 
 def test_who_does_not_say_when_it_was_ready_was_so_when_it_came() -> None:
@@ -695,6 +708,13 @@ def test_every_reason_to_give_up_is_told_to_those_who_come_later() -> None:
             assert all_reduce(cores[0], x) == status
             assert all_reduce(cores[1], x) == heard
             assert [core.failure()["ranks"] for core in cores[:2]] == [[2], [2]]
+
+
+def test_ranks_beyond_the_64th_are_named_too() -> None:
+    with opened(67, stage_bytes=4096) as cores:
+        cores[0].give_up(PEER_LOST, [1, 64, 66])
+        assert all_reduce(cores[2], np.ones(9, np.float32)) == PEER_LOST
+        assert cores[2].failure()["ranks"] == [1, 64, 66]
 
 
 def test_programs_and_schedules_all_end_with_the_sum() -> None:
