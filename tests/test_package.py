@@ -56,7 +56,7 @@ ENTRANCES = {
     "autoload": "after_import ringside_backend",
     "bench": "launch messages peers plan result",
     "commands": "",
-    "demo": "corpus reveal",
+    "demo": "corpus reveal size",
     "doctor": "calls.follow examine files.source findings kineto.straggler ringside_run",
     "engine": (
         "algorithm buffers collectives communicator cost.network dtypes net.attribution net.collectives "

@@ -217,6 +217,15 @@ def test_before_a_fall_two_slow_rows_are_a_regime_and_one_is_a_spike(slow):
     assert (told > 2.0 * times[top + 1]) == (slow == 2)
 
 
+@pytest.mark.parametrize("before", [0.99, 1.01])
+def test_a_spike_among_rows_of_one_time_is_a_spike_whatever_their_noise(before):
+    sizes = 2.0 ** np.arange(10, 31, 2)
+    top = int(np.flatnonzero(sizes == 1 << 20)[0])
+    times = np.full(len(sizes), 1e-5)
+    times[top - 1 : top + 1] *= before, 2.0
+    assert fit(sizes, times, LAW).predict([2.0**19]).times_s[0] < 1.1e-5
+
+
 def test_what_falls_without_a_row_is_predicted_by_its_lower_end():
     """A hump of another scale: no row of one's own tells how far it reaches."""
     times = np.exp(PIPELINE.log_slopes(THETA, SIZES)[0])
@@ -250,6 +259,30 @@ def test_where_other_scales_mislead_the_tables_own_rows_count():
     alike = asked < 1 << 20
     assert off[alike].mean() < off_alone[alike].mean()
     assert off[~alike].mean() < off_beside[~alike].mean()
+
+
+def test_above_the_last_row_other_scales_count_as_much_as_at_it():
+    """With named switches too, where what is beyond the rows is predicted without them."""
+    times = np.exp(PIPELINE.log_slopes(THETA, SIZES)[0])
+    bumps = 0.4 * np.sin(np.log2(SIZES))
+    theirs = fit(SIZES, times * np.exp(bumps), replace(LAW, place=(3.0, np.nan)))
+    law = replace(transfer([theirs], replace(LAW, place=(4.0, np.nan))), switches=(18.5,))
+    small = SIZES <= 1 << 22
+    found = fit(SIZES[small], (times * np.exp(-bumps) * np.where(SIZES > 2**18.5, 2.0, 1.0))[small], law)
+    assert found.beyond is not None
+    assert found.alone is not None
+    asked = 2.0 ** np.array([22.0, 22.01])
+    told, theirs_only = (one.predict(asked).times_s for one in (found.beyond, replace(found.beyond, alone=None)))
+    assert np.abs(np.log(told / theirs_only)).min() > 0.03
+    assert found.predict(asked[1:]).times_s == pytest.approx(told[1:], rel=1e-3)
+
+
+def test_where_rows_are_on_their_law_alone_and_beside_others_there_is_nothing_to_weigh():
+    theirs = fit(SIZES, np.exp(PIPELINE.log_slopes(THETA, SIZES)[0]), replace(LAW, place=(3.0, np.nan)))
+    found = fit([1e6], [1e-4], transfer([theirs], replace(LAW, place=(4.0, np.nan))))
+    assert found.alone is not None
+    exact = replace(found, pull=np.zeros(1), alone=replace(found.alone, pull=np.zeros(1)))
+    assert np.all(np.isfinite(exact.predict(SIZES).times_s))
 
 
 def test_of_hardware_that_is_not_known_no_bump_is_carried_over():
