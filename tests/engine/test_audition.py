@@ -225,7 +225,7 @@ def test_large_tensors_on_long_links_begin_with_the_cheapest_of_ours_or_with_a_r
         assert trials.using == first
 
 
-def test_on_long_links_what_is_little_cheaper_than_the_choice_in_use_is_not_tried() -> None:
+def test_on_long_links_only_the_group_s_own_is_tried_beside_a_large_tensor_s_ring() -> None:
     rows = (
         TimingRow("recursive_doubling", 1.3, None, 1.2, True),
         TimingRow("direct", 0.98, None, 2.0, True),
@@ -236,10 +236,23 @@ def test_on_long_links_what_is_little_cheaper_than_the_choice_in_use_is_not_trie
     trials = trials_for(large, long=True)
     assert trials is not None
     assert trials.names == ["ring", NATIVE]
-    again = trials_for(replace(large, winner="recursive_doubling"), revised=True, long=True)
+    again = trials_for(replace(large, winner="direct"), revised=True, long=True)
     assert again is not None
-    assert again.names == ["recursive_doubling", "direct", NATIVE, "ring"]
+    assert again.names == ["ring", NATIVE], "whose flows meet is not in use because a revision found it"
     assert "recursive_doubling" in tried(large)
+
+
+def test_what_is_a_lot_cheaper_than_a_ring_begins_on_long_links_whatever_it_took_at_start_up() -> None:
+    rows = (
+        TimingRow("ring", 1.0, 1.0, 1.0, True),
+        TimingRow("tree", 0.78, None, 1.1, True),
+        TimingRow(NATIVE, 1.2, 1.2, 1.2, True),
+        TimingRow("direct", 0.7, 1.4, 1.4, False),
+        TimingRow("hosts/native", 0.5, 1.5, 1.5, False),
+    )
+    trials = trials_for(Rank(4 * MB, "ring", "", rows), long=True)
+    assert trials is not None
+    assert trials.names == ["direct", NATIVE]
 
 
 def test_with_few_calls_the_safe_choice_is_all_there_is() -> None:

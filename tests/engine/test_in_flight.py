@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ def test_a_link_has_twice_rate_times_round_trip_on_its_way() -> None:
     assert in_flight(gigabit * 40e-3, MB // 2, 1, 99) == InFlight(21, 8), "eight will have to do"
     assert in_flight(gigabit, MB // 2, 1e12, 99) == InFlight(64, 1)
     assert in_flight(1.0, MB // 2, 4 * MB, 99) == InFlight(3, 1)
+    assert in_flight(MB, MB // 2, MB // 4, 99) == InFlight(16, 8), "two places for each connection"
 
 
 def test_what_a_connection_holds_is_what_the_kernel_lets_its_buffers_grow_to(tmp_path: Path) -> None:
@@ -104,6 +106,17 @@ def test_there_are_never_fewer_places_than_usual(monkeypatch: pytest.MonkeyPatch
         assert found == [6, 4]
 
 
+def test_there_are_no_connections_without_places() -> None:
+    """Of many peers each has few places."""
+
+    def job(engine: HierarchicalEngine) -> tuple[int, int]:
+        engine.exchange.largest = MessageSize(limits.MOST_BYTES // 4 // 4 * 4, 4)
+        engine.widen(InFlight(21, 8))
+        return engine.exchange.window, engine.exchange.connections
+
+    assert on_threads(2, job, segment_bytes=1 << 14) == [(4, 2)] * 2
+
+
 def test_only_long_links_count() -> None:
     def held(latency_s: float) -> float:
         network = uniform(3, latency_s, 1e-8)
@@ -123,6 +136,24 @@ def test_a_link_that_looks_fast_beside_the_others_does_not_count() -> None:
     probe = Probe(replace(network, seconds_per_byte=per_byte), network.rates, per_byte, shortest_s=network.latency_s)
     assert probe.rates.max() == pytest.approx(50e8)
     assert probe.round_trip_bytes == pytest.approx(0.04 * 1e8)
+
+
+def test_of_two_links_the_slower_one_counts() -> None:
+    per_byte = np.array([[0.0, 1e-8], [0.5e-8, 0.0]])
+    latency_s = 0.02 * (1 - np.eye(2))
+    network = replace(uniform(2, 0.0, 1e-8), latency_s=latency_s, seconds_per_byte=per_byte)
+    probe = Probe(network, network.rates, per_byte, shortest_s=network.latency_s)
+    assert probe.round_trip_bytes == pytest.approx(0.04 * 1e8)
+
+
+def test_a_slow_link_that_is_longer_than_the_others_does_not_hold_what_none_does() -> None:
+    network = uniform(4, 0.003, 0.8e-9)
+    latency_s, per_byte = network.latency_s.copy(), network.seconds_per_byte.copy()
+    latency_s[0, 1] = latency_s[1, 0] = 0.1
+    per_byte[0, 1] = per_byte[1, 0] = 1e-7
+    network = replace(network, latency_s=latency_s, seconds_per_byte=per_byte)
+    probe = Probe(network, network.rates, per_byte, shortest_s=latency_s)
+    assert probe.round_trip_bytes == pytest.approx(0.006 / 0.8e-9)
 
 
 # ------------------------------------------------------------------------------------------------ in a job
@@ -353,23 +384,57 @@ def test_segments_that_time_a_long_link_do_not_share_it_with_each_other() -> Non
         assert window == 4 * 3, "of as many segments as usual there are places on that connection"
 
 
-def test_a_long_links_rate_is_that_of_most_segments_once_the_window_is_open() -> None:
+def arriving(engine: HierarchicalEngine, after_s: Callable[[int, int], list[float] | None]) -> None:
+    """Have whole segments of a run come so many seconds after each other, by sender and number; None: as they do."""
+    inner, hops, segment = engine.run, engine.exchange.hops, engine.exchange.segment_bytes
+
+    def run(*args: Any, **more: Any) -> None:
+        known = len(hops)
+        inner(*args, **more)
+        timed = [place for place in range(known, len(hops)) if hops[place].size_bytes == segment]
+        gaps_s = after_s(hops[timed[0]].src, len(timed)) if timed else None
+        if gaps_s is not None:
+            for place, came_s in zip(timed, np.cumsum([0.0, *gaps_s]), strict=True):
+                hops[place] = hops[place]._replace(last=hops[timed[0]].first + came_s)
+
+    engine.run = run  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    "open_s",
+    [
+        pytest.param([0.02, 0.0, 0.12, 0.02, 0.02, 0.02, 0.12, 0.02], id="the window ends"),
+        pytest.param([0.02, 0.02, 0.08, 0.0, 0.0, 0.0, 0.02, 0.02], id="one packet was lost"),
+        pytest.param([0.02, 0.0, 0.02, 0.12, 0.0, 0.02, 0.12, 0.12], id="both"),
+    ],
+)
+def test_a_long_links_rate_is_that_of_most_segments_once_the_window_is_open(open_s: list[float]) -> None:
     """Some come late, as the window ends before them, and some with one that was lost and sent again."""
-    opening_s, open_s = [0.16, 0.01] * 4, [0.0, 0.12, 0.02, 0.02, 0.02, 0.12, 0.02]
+    opening_s = [0.16, 0.01] * 3 + [0.16]
 
     def job(engine: HierarchicalEngine) -> Probe:
-        inner, hops, segment = engine.run, engine.exchange.hops, engine.exchange.segment_bytes
-
-        def run(*args: Any, **more: Any) -> None:
-            known = len(hops)
-            inner(*args, **more)
-            timed = [place for place in range(known, len(hops)) if hops[place].size_bytes == segment]
-            if len(timed) == 16:
-                for place, came_s in zip(timed, np.cumsum([0.0, *opening_s, *open_s]), strict=True):
-                    hops[place] = hops[place]._replace(last=hops[timed[0]].first + came_s)
-
-        engine.run = run  # type: ignore[method-assign]
+        arriving(engine, lambda _, count: [*opening_s, *open_s] if count == 16 else None)
         return Prober(engine, effort=ONCE).probe()
 
     for probe in far_engines(2, 4e-3, job):
         assert probe.upper[~np.eye(2, dtype=np.bool_)] == pytest.approx((1 << 16) / 0.02)
+
+
+@pytest.mark.parametrize(("again_s", "slow"), [(0.01, []), (9.0, [0])])
+def test_a_hiccup_in_the_first_look_at_a_long_link_does_not_make_it_slow(again_s: float, slow: list[int]) -> None:
+    """It looks too slow for a train, so nothing else would correct that."""
+    asked: list[int] = []
+
+    def job(engine: HierarchicalEngine) -> Probe:
+        def after_s(src: int, count: int) -> list[float] | None:
+            if (src, engine.rank_map.rank) != (0, 1):
+                return [0.01] * (count - 1)
+            asked.append(count)
+            return [9.0] if count == 2 else [again_s] * (count - 1)
+
+        arriving(engine, after_s)
+        return Prober(engine, effort=ONCE).probe()
+
+    for probe in far_engines(3, 4e-3, job):
+        assert [link.src for link in probe.slow] == slow
+    assert asked == [2, 4]

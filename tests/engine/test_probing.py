@@ -213,7 +213,7 @@ def test_a_links_rate_is_the_upper_quartile_of_its_bulks_and_its_spread_is_known
                     hops[place] = hop._replace(last=hop.first + (hop.size_bytes - segment) / rate)
 
         across.run = run
-        return Prober(across, effort=replace(EFFORT, repeats=7, again=0)).probe()
+        return Prober(across, effort=replace(EFFORT, pings=30, repeats=7, again=0)).probe()
 
     for probe in on_threads(2, job):
         for link, rates in bulks.items():

@@ -26,7 +26,16 @@ from ringside.engine.tuner.cache import Mode, are_alike, cache_path, load_table,
 from ringside.engine.tuner.drift import DRIFT, EVERY_NOTED, Drift
 from ringside.engine.tuner.explain import Explanation
 from ringside.engine.tuner.selector import PROBE_S, Tuner
-from ringside.engine.tuner.table import LADDER, TimingTable, candidates, make_table, predicted_at, priced
+from ringside.engine.tuner.table import (
+    LADDER,
+    Rank,
+    TimingRow,
+    TimingTable,
+    candidates,
+    make_table,
+    predicted_at,
+    priced,
+)
 from ringside.engine.tuner.timing import Race, Rank0Broadcast, StartupTiming, best_at
 from ringside.errors import UsageError
 from ringside.lab import Lab
@@ -722,6 +731,25 @@ def test_dtypes_that_native_lacks_get_another_choice():
     for op in ("min", "max"):
         assert selector.choose(MB, 0, OP_CODES[op]).algorithm != NATIVE
     assert selector.choose(MB, 0, OP_CODES["prod"]).algorithm == NATIVE
+
+
+def test_on_long_links_large_tensors_of_all_types_begin_alike_and_a_revision_does_not_change_that():
+    """Flows that meet at a receiver lose segments, from which all that shares their connections recovers late."""
+    rows = tuple(TimingRow(name, 1.0, None, took_s, True) for name, took_s in (("direct", 1), ("ring", 2), (NATIVE, 3)))
+    made = TimingTable({}, {}, (Rank(4, "direct", "", rows), Rank(MB, "direct", "", rows)))
+
+    def job(across):
+        across.exchange.window = 5
+        selector = Tuner(across, environ={})
+        chosen = []
+        for revised in (False, True):
+            selector.use(made.encode(), revised=revised)
+            assert selector.explain(MB).choice == "ring"
+            chosen += [str(selector.choose(MB, DTYPES.index(dtype))) for dtype in ("float32", "bfloat16", "bool")]
+            chosen.append(str(selector.choose(MB, 0, OP_CODES["max"])))
+        return chosen, str(selector.choose(4, DTYPES.index("bfloat16")))
+
+    assert on_threads(2, job) == [(["ring"] * 8, "direct")] * 2
 
 
 def test_without_native_the_fastest_of_ours_takes_its_place_hosts_or_not():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -99,6 +100,27 @@ def test_links_that_carry_nothing_are_named_from_both_ends_and_nothing_is_timed(
         assert outcome.broken == ((0, 2),)
         assert outcome.probe is None
         assert len(outcome.names) == 3
+
+
+def far_apart(port: int, machines: str) -> Any:
+    """An answer takes the first host's rank a while; what it waits for at most is told in place of any timing."""
+
+    def unreachable(others: Any, limit_s: float) -> list[int]:
+        time.sleep(0.1 if place().rank == 0 else 0.0)
+        return []
+
+    def refuses(*_: Any, timeout_s: float) -> Any:
+        raise RuntimeError(str(timeout_s))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probing, "unreachable", unreachable)
+        patch.setattr(probing, "GlooTransport", refuses)
+        return probes(port, machines)
+
+
+def test_over_long_links_who_has_nothing_to_time_waits_longer_for_the_others() -> None:
+    first, second = (float(outcome.trouble) for outcome in on_ranks(2, far_apart, free_port(), "ab"))
+    assert first == second >= 5.0 + 60 * 0.1 / 2
 
 
 def breaks_while_timed(port: int, machines: str) -> Any:

@@ -30,6 +30,7 @@ from ringside.errors import UsageError
 
 RING_BYTES = 4 << 20
 _LOOK_S = 0.02
+_ROUND_TRIPS = 60  # of the longest link: who has no link to time in a turn waits for those who have
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class _Job:
     def __init__(self, store: Store, rank: int, size: int, patience_s: float) -> None:
         self.store, self.rank, self.size, self.patience_s = store, rank, size, patience_s
         self.turn = itertools.count()
+        self.longest_s = 0.0  # round trip, of all links
 
     def probe(self, every_rank: bool, order: tuple[int, ...], effort: Effort) -> ProbeOutcome:
         """Find who is where and who reaches whom, then time the links."""
@@ -149,7 +151,8 @@ class _Job:
         across = None
         try:
             # All ranks connect to each other; shared memory plays no part.
-            limit_s = max(self.patience_s / 2, 4.0)  # for one message, and for all connections
+            # For one message, and for all connections.
+            limit_s = max(self.patience_s / 2, 4.0) + _ROUND_TRIPS * self.longest_s
             transport = GlooTransport(PrefixStore("messages", self.store), self.rank, self.size, timeout_s=limit_s)
             native = GlooAllReduce(
                 PrefixStore("native", self.store), self.rank, self.size, timeout_s=limit_s, has_lost=transport.has_lost
@@ -175,11 +178,14 @@ class _Job:
         limit_s = max(self.patience_s / 5, 0.5)
         leaders = [ranks[0] for ranks in roster.hosts]
         silent: list[int] = []
+        began = time.monotonic()
         if self.rank in leaders:
             others = {v: addresses[r] for v, r in enumerate(leaders) if r != self.rank}
             silent = unreachable(others, limit_s)
-        found = self._exchange(silent)
-        pairs = {(min(v, w), max(v, w)) for r, peers in found.items() for v in [roster.host_of(r)] for w in peers}
+        round_trip_s = (time.monotonic() - began) / 2  # one to connect, one for the answer
+        found = self._exchange([silent, round_trip_s])
+        self.longest_s = max(took_s for _, took_s in found.values())
+        pairs = {(min(v, w), max(v, w)) for r, (peers, _) in found.items() for v in [roster.host_of(r)] for w in peers}
         return tuple(sorted(pairs))
 
     def _exchange(self, value: Any) -> dict[int, Any]:

@@ -25,7 +25,7 @@ from ringside.engine.net import attribution
 from ringside.engine.net.blocks import exchange_once, reduce_in_blocks, steps_of
 from ringside.engine.net.context import EngineContext, HostSlices, NativeAllReduce
 from ringside.engine.net.exchange.exchange import Channels, Exchange, ExchangeRequest, Fold
-from ringside.engine.net.exchange.in_flight import InFlight, places_allowed
+from ringside.engine.net.exchange.in_flight import PLACES_EACH, InFlight, places_allowed
 from ringside.engine.net.exchange.pipeline import SegmentPipeline
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.run import ExchangeRun
@@ -344,7 +344,8 @@ class HierarchicalEngine:
         exchange = self.exchange
         most = places_allowed(exchange.transport.size - 1, exchange.largest.place_bytes)
         places = max(min(needed.places, most), exchange.window)
-        connections = max(needed.connections, exchange.connections)
+        # Of many peers each has few places: more connections would never carry anything at once.
+        connections = max(min(needed.connections, places // PLACES_EACH), exchange.connections)
         if (places, connections) == (exchange.window, exchange.connections):
             return
         if exchange.transport.size > self.rank_map.size:

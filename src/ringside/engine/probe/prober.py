@@ -93,6 +93,7 @@ _SUM, _MAX = int(ReduceOp.sum), int(ReduceOp.max)
 _SHARE = AlgorithmSpec("recursive_doubling")
 _LOCAL_BYTES = 1 << 20
 _TRAIN = 16  # segments that a long link is timed by, the later half: a window that doubles has room for several then
+_TRAIN_AGAIN, _MOST_AGAIN = 4, 8  # segments of links that look slow at a first look alone, and how many such links
 _ROUND_TRIPS = 40  # that they may take, by a first idea of the rate that may be one segment in one round trip, or two
 
 Messages = Sequence[tuple[int, int, int]]
@@ -137,7 +138,7 @@ class Probe:
     Args:
         network: The links between the vertices.
         upper: Bytes per second of each link, the upper quartile, float64 [n, n]: what else the machine does makes a
-            link look slow now and then, nothing makes a slow one look fast.
+            link look slow now and then, nothing makes a slow one look fast. But the median where most links are long.
         rate_spread: Of the bulks of each link, (90th - 10th percentile) / median, float64 [n, n].
         alone: Bytes per second of each link with nothing else under way, float64 [n, n]; None: not timed.
         shortest_s: The shortest of each link's latencies that were timed, seconds, float64 [n, n]: a busy machine makes
@@ -163,13 +164,16 @@ class Probe:
 
     @property
     def round_trip_bytes(self) -> float:
-        """Usual rate of the long links x the longest round trip, bytes; 0: none is long.
+        """Rate x round trip of the long link that holds most, bytes; 0: none is long.
 
-        The fastest of many is one that was timed wrong, and no collective is faster than what is usual.
+        But no more than the usual rate of the long ones x their longest round trip: the fastest of many is one that was
+        timed wrong, and no collective is faster than what is usual.
         """
         if self.shortest_s is None or not (long := self.shortest_s >= LONG_S).any():
             return 0.0
-        return float(2 * self.network.latency_s[long].max() * np.median(self.rates[long]))
+        round_trips_s, rates = 2 * self.shortest_s[long], self.rates[long]
+        usual = np.percentile(rates, 50, method="lower")  # of two, the mean of both would count the wrong one
+        return float(min(round_trips_s.max() * usual, (round_trips_s * rates).max()))
 
     @property
     def better_order(self) -> tuple[int, ...]:
@@ -226,7 +230,7 @@ class Prober:
         if self.effort.alone:
             alone, above, _ = timed([[pair] for turn in turns for pair in turn])
             upper = np.maximum(upper, above)
-        if not long:  # where it is, a rate is that of many timings already, and a few more would take seconds
+        if not long:  # where it is, most rates are those of many timings already, and a few more would take seconds
             upper = remeasure_slow_links(self, upper, rates)
         # A machine that is busy elsewhere takes from the rate of the moment, not from the link.
         return Probe(self._network(latency, upper), upper, rate_spread, alone, shortest)
@@ -280,20 +284,31 @@ class Prober:
 
         A new connection sends little in its first round trips, and so does one that was idle for a while. So segments
         follow each other without a pause, and each of the later half is timed by the one before. Between some of them
-        the opening window ends, and these come late; others come too early, together with one that was lost and sent
-        again. Most are right, and the upper quartile of the rates is one of these.
+        the opening window ends, and these come late; behind one that was lost and sent again some come together, as if
+        the link were infinitely fast. The median is right where either is rare, or both are as frequent.
+
+        Links that are too slow for so many segments keep the first idea. If that was of a busy moment they would be
+        called slow: those that look so are timed by a few more.
         """
         segment, connections = self.across.exchange.segment_bytes, self.across.exchange.connections
         self.across.widen(InFlight(USUAL_WINDOW * connections, connections))  # see `_train`
         is_quick = known * (max(0.1, 10 * self.effort.bulk_s) + _ROUND_TRIPS * 2 * latency) > _TRAIN * segment
         seen: defaultdict[int, list[float]] = defaultdict(list)
         for pairs in turns:
-            self._gather()
             for direction in (pairs, [(b, a) for a, b in pairs]):
+                self._gather()
                 if quick := [(a, b) for a, b in direction if is_quick[a, b]]:
                     for src, rates in self._train(quick, _TRAIN).items():
-                        seen[src] += rates[_TRAIN // 2 :]
-        return self._quartiles(seen, known)
+                        seen[src] += rates[_TRAIN // 2 - 1 :]
+        middle, _, spread = self._quartiles(seen, known)
+        if self.effort.again and (doubted := [link for link in suspect_links(middle) if not is_quick[link]]):
+            again = np.zeros_like(known)
+            for link in doubted[:_MOST_AGAIN]:
+                self._gather()
+                for src, rates in self._train([link], _TRAIN_AGAIN).items():
+                    again[src, self._me] = np.median(rates)
+            middle = np.maximum(middle, self.total(again))
+        return middle, middle, spread
 
     def _train(self, pairs: Sequence[tuple[int, int]], count: int) -> dict[int, list[float]]:
         """Send so many segments one way, on one connection; return bytes per second of each but the first, by sender.

@@ -366,15 +366,20 @@ class Tuner:
             data: The table, encoded.
             revised: It takes another one's place.
         """
-        self._set_table(TimingTable.decode(data))
-        assert self.table is not None
+        table = TimingTable.decode(data)
         pieces_from = self._across.pieces_from_bytes(self._wire)
         long = self._across.exchange.window > USUAL_WINDOW
         trials = {
             at: trials_for(rank, pieces_from, revised=revised, calls_before=self.calls[at], long=long)
-            for at, rank in enumerate(self.table.ranks)
+            for at, rank in enumerate(table.ranks)
         }
         self._trials = {at: own for at, own in trials.items() if own is not None}
+        if long:
+            # What is safe to begin with is so for all types, though only float32 has trials.
+            begin = {at: own for at, own in self._trials.items() if table.ranks[at].size_bytes >= LARGE_BYTES}
+            ranks = [settled_rank(rank, begin[at]) if at in begin else rank for at, rank in enumerate(table.ranks)]
+            table = TimingTable(table.key, table.topology, tuple(ranks))
+        self._set_table(table)
         self.trial_at = {at: own.paid_at for at, own in self._trials.items()}
 
     def _set_table(self, table: TimingTable) -> None:

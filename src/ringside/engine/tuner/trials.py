@@ -36,7 +36,7 @@ LEAST_FAR_BYTES, LARGE_BYTES = 1 << 10, 1 << 20
 _CHEAP, _CHEAP_SMALL = 2, 3  # choices that take part because of their price alone
 _PLAIN = 2.0  # turns won less turns lost over the root of their number: asked turn by turn, chance makes it 1 in 10
 _TIE = 1.05  # times the best: within it what travels in pieces wins over what does not
-_MEET = 1.25  # times the cheapest, on long links: within it a ring wins, and flows that meet at a host are not tried
+_MEET = 1.25  # times the cheapest, on long links: within it a ring wins over flows that meet at a host
 _NATIVES = (NATIVE, f"hosts/{NATIVE}")
 
 
@@ -46,26 +46,27 @@ def _candidates(rank: Rank, *, revised: bool, long: bool) -> list[str]:
     The others are the fastest expected, and the group's own within hosts where it was not timed at this size: what they
     take may jump from one size to the next. What a few took at start-up in a busy moment says little: the cheapest
     by price take part in any case, and of large tensors the cheapest ring of each way through a host.
+
+    On long links large tensors begin with what is cheapest by price, or nearly so; only the group's own is tried.
     """
     large = rank.size_bytes >= LARGE_BYTES
+    native = [
+        row.choice for row in rank.rows if row.choice in _NATIVES and (row.measured_s is None or row.choice == NATIVE)
+    ]
+    if large and long:
+        # What small ones took tells of rounds, not of bytes. And flows that meet at a receiver may lose segments, from
+        # which connections that all choices share recover in seconds or minutes: none is tried, and what start-up or a
+        # revision found, which know nothing of that, does not begin.
+        return list(dict.fromkeys([_safe(rank, long=True), *native]))
     least = min((row.expected_s for row in rank.rows if row.eligible), default=math.inf)
     near = [row.choice for row in rank.rows if row.expected_s <= (PROMISING if large else PROMISING_SMALL) * least]
     cheap = sorted((row.predicted_s, row.choice) for row in rank.rows if row.measured_s is None or not large)
     low = [name for predicted_s, name in cheap if large or predicted_s <= PROMISING_SMALL * cheap[0][0]]
     rings = _rings(rank) if large else []
-    native = [
-        row.choice for row in rank.rows if row.choice in _NATIVES and (row.measured_s is None or row.choice == NATIVE)
-    ]
     if not near:
         return []
     low = low[: _CHEAP if large else _CHEAP_SMALL]
-    first = rank.winner if revised else _safe(rank, long=long)
-    if large and long:
-        # What small ones took tells of rounds, not of bytes. And flows that meet at a receiver may lose segments, from
-        # which connections that all choices share recover in seconds or minutes: only what is a lot cheaper is tried.
-        predicted_s = {row.choice: row.predicted_s for row in rank.rows}
-        cheaper = [name for name in (*low, *rings) if predicted_s[name] * _MEET < predicted_s[first]]
-        return list(dict.fromkeys([first, *cheaper, *native]))
+    first = rank.winner if revised else _safe(rank, long=False)
     return list(dict.fromkeys([first, *near[: MOST - 1], *low, *rings, *native]))
 
 
@@ -89,12 +90,12 @@ def _safe(rank: Rank, *, long: bool) -> str:
     """
     rows = {row.choice: row for row in rank.rows}
     native = rows.get(NATIVE)
-    if native is None:
-        return rank.winner
     if rank.size_bytes >= LARGE_BYTES and long:
         ours = sorted((row.predicted_s, row.choice) for row in rank.rows if row.choice not in _NATIVES)
         rings = [name for predicted_s, name in ours if name in _rings(rank) and predicted_s <= _MEET * ours[0][0]]
-        return next(iter([*rings, *(name for _, name in ours)]), NATIVE)
+        return next(iter([*rings, *(name for _, name in ours)]), rank.winner)
+    if native is None:
+        return rank.winner
     if rank.size_bytes >= LARGE_BYTES:
         ring = next(iter(_rings(rank)), NATIVE)
         return ring if rows[ring].predicted_s * _TIE <= native.predicted_s else NATIVE
@@ -265,8 +266,8 @@ def trials_for(
         pieces_from_bytes: From that size on a tensor that goes through hosts by a schedule travels in pieces.
         revised: The job has run already, and what is known was timed and decided anew.
         calls_before: How many all-reduces of the size there were until then.
-        long: Links are long: large tensors begin with one of ours, only what is plainly cheaper by price or the group's
-            own is tried, and the first all-reduce after another choice does not count.
+        long: Links are long: large tensors begin with one of ours, revised or not, only the group's own is tried, and
+            the first all-reduce after another choice does not count.
     """
     known = {row.choice: row.expected_s for row in rank.rows}
     names = _candidates(rank, revised=revised, long=long) if not rank.turns and rank.winner in known else []

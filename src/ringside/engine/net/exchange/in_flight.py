@@ -20,6 +20,7 @@ LONG_S = 2e-3
 """A link is long from this latency on, one way: busy machines make others look longer than they are, but not that."""
 _MARGIN = 2  # x rate x round trip: a place is free once all has come, and the kernel's limits count more than bytes
 _MORE_PLACES = 2  # the message that is received, and the one that is sent
+PLACES_EACH = 2  # of a connection, at least: with one it stands still until the word of a new place is there
 _MOST_PLACES, _MOST_CONNECTIONS = 64, 8
 _LIMITS = Path("/proc/sys/net/ipv4")
 _USUAL_BYTES = 4 << 20  # Linux's own limit, where it says nothing
@@ -49,8 +50,9 @@ def in_flight(round_trip_bytes: float, segment_bytes: int, connection_bytes: flo
         most: Connections to a peer for which there is room.
     """
     needed = _MARGIN * round_trip_bytes
-    connections = math.ceil(min(needed / connection_bytes, most, _MOST_CONNECTIONS))
-    return InFlight(min(math.ceil(needed / segment_bytes) + _MORE_PLACES, _MOST_PLACES), max(connections, 1))
+    connections = max(math.ceil(min(needed / connection_bytes, most, _MOST_CONNECTIONS)), 1)
+    places = min(math.ceil(needed / segment_bytes) + _MORE_PLACES, _MOST_PLACES)
+    return InFlight(max(places, PLACES_EACH * connections), connections)
 
 
 def connection_bytes(limits: Path = _LIMITS) -> int:
