@@ -94,7 +94,7 @@ def make(directory: Path, tree: Path, python: Path, chosen: Sequence[str]) -> No
         chosen: More arguments for pytest.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    command = [str(python), "-m", "pytest", "-n", "2", "-q", "-p", "tests.mutate.recorder", "--timeout", "600", *chosen]
+    command = [str(python), "-m", "pytest", "-n", "3", "-q", "-p", "tests.mutate.recorder", "--timeout", "600", *chosen]
     command += [f"--deselect={name}" for name in NOT_UNDER_COVERAGE]
     subprocess.run(command, cwd=tree, env={**environ(), "MUTATE_REACH": str(directory)}, check=False)
     data = coverage.CoverageData(str(directory / "all"))
