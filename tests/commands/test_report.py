@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ringside.commands import build_parser
-from ringside.commands.report import print_summary
+from ringside.commands.report import parse_range, print_summary
 from ringside.errors import UsageError
 from ringside.monitor import RunInfo, StepRecord
 from ringside.monitor.price import RATE
@@ -156,6 +156,13 @@ def test_what_is_no_run_is_refused_with_status_2(tmp_path: Path) -> None:
 def test_markdown_on_stdout(sixteen_ranks: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(str(sixteen_ranks), "--markdown") == 0
     assert capsys.readouterr().out.startswith("# run\n\n## Rank 7 is 30% slower than the others.\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"), [("40:80", (40, 80)), (":200", (None, 200)), ("40:", (40, None)), (":", (None, None))]
+)
+def test_either_end_of_a_range_of_steps_may_be_left_out(text: str, steps: tuple[int | None, int | None]) -> None:
+    assert parse_range(text) == steps
 
 
 def test_a_trace_of_some_steps(sixteen_ranks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,6 +131,14 @@ def test_what_is_not_finite_stays_visible(make: type[BlockScaling], code: Any, o
     assert np.isfinite(kept).all()
 
 
+@pytest.mark.native
+def test_where_there_is_the_core_numpy_has_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(BlockScaling, "encode_by_numpy")
+    monkeypatch.delattr(BlockScaling, "widen_by_numpy")
+    wire, x = BlockScaling("int8"), np.ones(40, dtype=np.float32)
+    assert wire.widen(wire.narrow(x.view(np.uint8))).view(np.float32).tolist() == [1] * 40
+
+
 @codes
 @given(size_bytes=st.integers(8, 1 << 20))
 def test_what_is_said_to_fit_a_message_fits(code: Any, size_bytes: int) -> None:

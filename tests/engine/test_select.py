@@ -586,7 +586,7 @@ def with_table(tmp_path, timings, job):
     on_threads(2, lambda across: steady(across, environ, links))
     key, made = TimingTable.decode(path.read_bytes()).key, table(timings, of=cluster(2))
     path.write_bytes(TimingTable(key, made.topology, made.ranks).encode())
-    return on_threads(2, lambda across: job(steady(across, environ, links, lambda: 0.0), across))
+    return on_threads(2, lambda across: job(steady(across, environ, links, lambda: 1e3), across))
 
 
 def called(selector, size, seconds, dtype=DType.float32):

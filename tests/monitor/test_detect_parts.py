@@ -123,6 +123,17 @@ def test_a_part_that_holds_up_nobody_any_more_ends_its_episode(mends: str) -> No
     assert [event.verdict.ranks for event in events if event.ended and event.verdict.ranks == [2]]
 
 
+@pytest.mark.parametrize(("made_up_for", "goes_on"), [(0.78, True), (0.87, False)])
+def test_a_part_is_slow_for_as_long_as_the_whole_bears_half_of_what_is_reported(
+    made_up_for: float, goes_on: bool
+) -> None:
+    for seed in range(2):
+        parts = 0.06 * SHARES[:, None] * np.exp(0.02 * np.random.default_rng(seed).standard_normal((400, 4, 4)))
+        parts[100:, 0, 2] += 0.012
+        parts[200:, 1, 2] -= 0.012 * made_up_for
+        assert [event.ended for event in watch(parts)] == ([False] if goes_on else [False, True])
+
+
 def test_a_rank_that_is_slower_per_sample_is_not_said_to_have_more_of_them() -> None:
     kinds = []
     for seed in range(12):

@@ -174,10 +174,11 @@ def test_blocked_time_is_that_of_the_dimension_that_a_group_lies_along() -> None
         GroupUse("_world/0", -1, 1, 8, 0.04),
         GroupUse("never announced", -1, 1, 8, 0.01),
         GroupUse("_world/0", 1, 1, 8, 0.5),
+        GroupUse("_world/0", 0, 1, 8, 0.25),
         GroupUse("dp/0", -1, 1, 8, float("nan")),
     ]
     found = blocked_by_dimension(step({0: uses})[0], Mesh(4, known))
-    assert found == {"dp": pytest.approx(0.3), OTHER_GROUPS: pytest.approx(0.05), "pp": 0.5}
+    assert found == {"dp": pytest.approx(0.3), OTHER_GROUPS: pytest.approx(0.05), "pp": 0.75}
 
 
 def test_blocked_seconds_are_means_over_ranks_and_medians_over_steps() -> None:

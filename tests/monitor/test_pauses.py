@@ -10,7 +10,7 @@ from ringside.monitor import StepRecord, Verdict, detect
 from ringside.monitor.collector import StepCollector
 from ringside.monitor.run.records import Vitals
 from ringside.monitor.slow_rank.detector import Detector
-from ringside.monitor.slow_rank.pauses import rejudge_pauses, stands_out
+from ringside.monitor.slow_rank.pauses import Rhythm, judge_pauses, rejudge_pauses, stands_out
 from ringside.monitor.verdict import headline
 
 
@@ -140,6 +140,10 @@ def test_what_is_said_of_it_is_finite():
     assert "30.0 s longer" in verdict.cause
     (verdict,) = detect(1e-3 * pausing(2))
     assert "200 µs longer" in verdict.cause
+    # The steps of a job may be numbered more coarsely than they are recorded.
+    rhythm = Rhythm(first=1, pauses=30, typical=0.1, bar=0.2, extra=6.0, lost=6.0)
+    said = judge_pauses(0, rhythm, 4, since_step=50, detected_step=59).cause
+    assert "about every 1 steps one takes 200 ms longer (30 times so far)" in said
 
 
 def pausing_and_writing(written, *, ranks=4, batch=3):

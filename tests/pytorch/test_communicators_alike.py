@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ from tests.support.ranks import communicator as on_one_host
 from tests.support.ranks import on_ranks
 
 import ringside
+from ringside.engine.shm.communicator import HostCommunicator
+from ringside.pytorch.communicator.communicator import GroupCommunicator
 
 from .groups import communicator as over_a_group
 from .groups import meeting_point
@@ -50,3 +53,18 @@ def test_one_script_does_the_same_over_every_communicator() -> None:
     for hosts in ([0, 0], [0, 1]):
         with meeting_point() as path:
             assert on_ranks(2, with_group, path, hosts) == expected
+
+
+def defaults(method: Any) -> dict[str, Any]:
+    """What a method takes where nothing is said, by parameter."""
+    parameters = inspect.signature(method).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty}
+
+
+@pytest.mark.parametrize("made", [HostCommunicator, GroupCommunicator])
+def test_what_is_declared_of_communicators_has_the_defaults_of_each(made: type) -> None:
+    for name, method in inspect.getmembers(ringside.Communicator, inspect.isfunction):
+        if name.startswith("_"):
+            continue
+        declared = {key: value for key, value in defaults(method).items() if value is not ...}
+        assert declared.items() <= defaults(getattr(made, name)).items(), name

@@ -20,6 +20,7 @@ from ringside.autoload import ringside_backend  # noqa: E402
 from ringside.errors import UsageError  # noqa: E402
 from ringside.pytorch import carried  # noqa: E402
 from ringside.pytorch.process_group import creation as process_group_making  # noqa: E402
+from ringside.pytorch.process_group.backend import RingsideGroup  # noqa: E402
 from ringside.pytorch.process_group.carrier import carrier_of  # noqa: E402
 from ringside.pytorch.process_group.collectives import TABLE  # noqa: E402
 from ringside.pytorch.process_group.creation import IS_BACKEND  # noqa: E402
@@ -111,6 +112,14 @@ def test_a_barrier_follows_its_device():
         group.native = real
         assert recorder.calls == ["barrier"]
         assert carried() == {"native": {"barrier": 1}, "ringside": {"barrier": 1}}
+
+
+@OLDER
+def test_where_gloo_is_asked_for_tensors_on_gpus_torch_finds_it_for_them():
+    group = RingsideGroup(dist.HashStore(), 0, 1, datetime.timedelta(seconds=20), "gloo")
+    for one in (group, group.native):
+        assert {device.type for device in one._device_types} == {"cpu", "cuda"}
+        assert isinstance(one._get_backend(torch.device("cuda")), dist.ProcessGroupGloo)
 
 
 @pytest.mark.skipif(not IS_BACKEND, reason="backends in Python are for torch 2.14 and newer")

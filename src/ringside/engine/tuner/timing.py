@@ -248,10 +248,10 @@ class StartupTiming:
             self._prober.most(np.zeros(1))  # a rank that comes later than others would be charged to the first
         # Each turn begins with another choice.
         took = np.full(len(race.names), -1.0)
-        for index in np.roll(race.going, -turn).tolist():
+        timed = race.going
+        for index in np.roll(timed, -turn).tolist():
             took[index] = self._prober.time_once(AlgorithmSpec.parse(race.names[index]), race.data)
         race.took(self._prober.most(took))
         if self._rank0.is_here and turn == 0:
-            timed = np.flatnonzero(took >= 0)
             predicted_s = sum(predicted_at(race.size, self.prices[race.names[index]]) for index in timed)
-            self.pace = min(max(float(race.turns[0][took >= 0].sum()) / predicted_s, 1.0), _MOST_PACE)
+            self.pace = min(max(float(race.turns[0][timed].sum()) / predicted_s, 1.0), _MOST_PACE)
