@@ -52,6 +52,7 @@ def test_beside_a_busy_loop_a_rank_is_found_by_what_it_needs_without_its_waits_f
     assert known["median"] < without["median"]
 
 
+@pytest.mark.thorough
 def test_who_knows_noise_and_size_needs_no_longer_where_ranks_wait_and_longer_for_less() -> None:
     _, _, times = next(healthy_jobs([ROOT / "tests/data/noise/a0.npz"]))
     delays = []

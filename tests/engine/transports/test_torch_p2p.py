@@ -269,7 +269,11 @@ def refuse(text: str, *_: Any) -> None:
 
 @pytest.mark.parametrize(
     ("how", "kind", "timeout_s"),
-    [("does not come", "late", 1.0), ("dies", "lost", FAR_S), *((text, "left", 6.0) for text in REFUSED)],
+    [
+        ("does not come", "late", 1.0),
+        ("dies", "lost", FAR_S),
+        *(pytest.param(text, "left", 6.0, marks=pytest.mark.thorough) for text in REFUSED),
+    ],
 )
 def test_a_connection_that_cannot_be_added_is_an_error_of_the_rank_it_fails_by(
     how: str, kind: Any, timeout_s: float
