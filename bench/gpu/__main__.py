@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -83,8 +84,8 @@ def sections(here: dict[str, Any], ranks: Sequence[int], sizes: str) -> Iterator
     no_nvml = no_gpu or ("" if here["nvml"] else "nvidia-ml-py is not installed")
     no_plugin = no_nccl or ("" if here["plugin"] else "this package has no plugin for NCCL")
 
-    def tests(path: str, words: str) -> list[str]:
-        return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", path, "-k", words]
+    def tests(words: str, *paths: str) -> list[str]:
+        return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *paths, "-k", words]
 
     def jobs(kinds: str, count: int, trials: int) -> list[str]:
         words = [
@@ -104,11 +105,17 @@ def sections(here: dict[str, Any], ranks: Sequence[int], sizes: str) -> Iterator
         return module_command("bench.gpu.parts", *words)
 
     marked, as_gloo = "tests/pytorch/test_marked_times.py", "tests/pytorch/test_as_gloo.py"
-    yield Section("events of steps", 60, tests(marked, "phases_are_the_gpus"), no_nccl, count_of_tests)
-    yield Section("graph captures", 45, tests(marked, "graphs_can or no_mark_is_set"), no_nccl, count_of_tests)
-    yield Section("dispatch of the group", 50, tests(as_gloo, "gpus or nccl"), no_nccl, count_of_tests)
-    yield Section("FSDP2 and DDP, 1 rank", 50, jobs("fsdp ddp", 1, 0), no_nccl, json_lines)
-    yield Section("FSDP2 and DDP, 2 ranks", 90, jobs("fsdp ddp", 2, 1), no_nccl, json_lines)
+    single = [f"tests/pytorch/test_{name}.py" for name in ("digests", "communicator_device", "watch")]
+    single += ["tests/survive/test_samples.py", "tests/integrations/test_callbacks.py"]
+    yield Section("events of steps", 50, tests("phases_are_the_gpus", marked), no_nccl, count_of_tests)
+    yield Section("graph captures", 35, tests("graphs_can or no_mark_is_set", marked), no_nccl, count_of_tests)
+    yield Section("dispatch of the group", 40, tests("gpus or nccl", as_gloo), no_nccl, count_of_tests)
+    yield Section(
+        "hang, digests, schedules, random numbers, loss", 50, tests("on_a_gpu", *single), no_nccl, count_of_tests
+    )
+    yield Section("ringside run", 15, part("launch"), no_gpu, json_lines)
+    yield Section("FSDP2 and DDP, 1 rank", 30, jobs("fsdp ddp", 1, 0), no_nccl, json_lines)
+    yield Section("FSDP2 and DDP, 2 ranks", 80, jobs("fsdp ddp", 2, 1), no_nccl, json_lines)
     yield Section("NVML", 20, part("nvml"), no_nvml, json_lines)
     yield Section("NCCL's plugin, 1 rank", 35, part("plugin", "1"), no_plugin, json_lines)
     yield Section("NCCL's plugin, 2 ranks", 45, part("plugin", "2"), no_plugin, json_lines)
@@ -146,8 +153,8 @@ def rows_of_bench(printed: str) -> dict[str, Any]:
     return {"rows": rows, "skipped": told["skipped"], "peers": told["peers"]}
 
 
-def run_section(section: Section, limit_s: float) -> Outcome:
-    """Try a section, for so long at most."""
+def run_section(section: Section, limit_s: float, logs: Path | None = None) -> Outcome:
+    """Try a section, for so long at most; all that it printed goes into a file of the folder `logs`."""
     if section.missing:
         return Outcome(section.name, "skipped", section.missing)
     began = time.monotonic()
@@ -166,9 +173,12 @@ def run_section(section: Section, limit_s: float) -> Outcome:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         took_s = round(time.monotonic() - began, 1)
+        printed, said = (_text_of(file) for file in (out, err))
+        if logs:
+            name = re.sub(r"[^A-Za-z0-9]+", "-", section.name)
+            (logs / f"{name}.txt").write_text(f"$ {shlex.join(section.command)}\n{printed}\n{said}")
         if why:
             return Outcome(section.name, "timed out", why, took_s)
-        printed, said = (_text_of(file) for file in (out, err))
     try:
         figures = section.figures(printed)
     except (ValueError, LookupError, TypeError):
@@ -184,11 +194,11 @@ def _text_of(file: IO[bytes]) -> str:
     return file.read().decode(errors="replace")
 
 
-def run_all(every: Sequence[Section], longest_s: float = LONGEST_S) -> Iterator[Outcome]:
+def run_all(every: Sequence[Section], longest_s: float = LONGEST_S, logs: Path | None = None) -> Iterator[Outcome]:
     """Try sections one after the other, and say what became of each; no longer than `longest_s` together."""
     ends = time.monotonic() + longest_s
     for section in every:
-        found = run_section(section, max(min(section.limit_s, ends - time.monotonic()), 1.0))
+        found = run_section(section, max(min(section.limit_s, ends - time.monotonic()), 1.0), logs)
         report_progress(f"{found.outcome:9} {found.name} ({found.took_s:.0f} s){found.why and ': '}{found.why}")
         yield found
 
@@ -197,6 +207,7 @@ def main() -> int:
     """Try all, write the JSON; return 1 where something failed."""
     parser = make_parser("bench.gpu", __doc__)
     parser.add_argument("--out", type=Path, help="where the JSON goes (default: runs/gpu-DATE.json)")
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep there what each section printed")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="sections whose names begin so")
     parser.add_argument("--ranks", type=numbers, default=list(RANKS), help="of the host engine (default: 2,4,8,16)")
     parser.add_argument("--times", type=float, default=1.0, help="all time limits times so much, on a busy machine")
@@ -209,8 +220,11 @@ def main() -> int:
         parser.error(f"no section begins with {' or '.join(args.only)}")
     out: Path = args.out or RUNS / f"gpu-{date}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
+    if args.logs:
+        args.logs.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []
-    for found in run_all([replace(s, limit_s=s.limit_s * args.times) for s in every], LONGEST_S * args.times):
+    limited = [replace(s, limit_s=s.limit_s * args.times) for s in every]
+    for found in run_all(limited, LONGEST_S * args.times, args.logs):
         outcomes.append(found)  # written each time: nothing is lost by Ctrl-C
         told = {"schema": 1, "date": date, "machine": here, "took_s": round(time.monotonic() - began, 1)}
         out.write_text(json.dumps({**told, "sections": [asdict(each) for each in outcomes]}, indent=1) + "\n")

@@ -1,6 +1,7 @@
-"""Parts of `bench.gpu` that no test and no other benchmark tries: NVML, and NCCL's plugin.
+"""Parts of `bench.gpu` that no test and no other benchmark tries: NVML, `ringside run`, and NCCL's plugin.
 
 python -m bench.gpu.parts nvml
+python -m bench.gpu.parts launch
 python -m bench.gpu.parts plugin RANKS        (several ranks share the first GPU)
 """
 
@@ -9,6 +10,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -84,10 +87,24 @@ def plugin(ranks: int) -> dict[str, Any]:
         return {"ranks": ranks, **msgspec.to_builtins(report)}
 
 
+def launch() -> dict[str, Any]:
+    """Return how many ranks `ringside run` starts where no number is given: one for each GPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "told.py"
+        script.write_text("import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], flush=True)\n")
+        ran = subprocess.run([*module_command("ringside", "run"), str(script)], capture_output=True, text=True)
+    gpus = torch.cuda.device_count()
+    if ran.returncode or sorted(set(re.findall(r"rank \d+ of \d+", ran.stdout))) != sorted(
+        f"rank {number} of {gpus}" for number in range(gpus)
+    ):
+        raise SystemExit(f"{gpus} GPUs, exit status {ran.returncode}, and it printed {ran.stdout + ran.stderr!r}")
+    return {"gpus": gpus, "ranks": gpus}
+
+
 def rank() -> dict[str, Any]:
     """Call NCCL as a rank of such a job."""
     mine, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    share_the_gpu()
+    share_the_gpu(mine)
     dist.init_process_group("nccl", timeout=timedelta(seconds=25))
     x = torch.ones(ELEMENTS, device="cuda")
     for _ in range(CALLS):
@@ -101,4 +118,5 @@ def rank() -> dict[str, Any]:
 
 if __name__ == "__main__":
     what, *words = sys.argv[1:]
-    print(json.dumps({"nvml": nvml, "rank": rank, "plugin": lambda: plugin(int(words[0]))}[what]()))
+    parts = {"nvml": nvml, "launch": launch, "rank": rank, "plugin": lambda: plugin(int(words[0]))}
+    print(json.dumps(parts[what]()))

@@ -326,12 +326,12 @@ KINDS = {
 """Jobs by name."""
 
 
-def share_the_gpu() -> None:
+def share_the_gpu(rank: int) -> None:
     """Take the first GPU, and have NCCL take several ranks on it: by its own switch, or else as ranks of hosts."""
     if torch.cuda.nccl.version()[:2] >= SHARING_NCCL:  # type: ignore[no-untyped-call]
         os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
     else:
-        os.environ["NCCL_HOSTID"] = f"host of rank {os.environ['RANK']}"
+        os.environ["NCCL_HOSTID"] = f"host of rank {rank}"
     torch.cuda.set_device(0)
 
 
@@ -351,7 +351,7 @@ def train(
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if device == "cuda":
-        share_the_gpu()
+        share_the_gpu(int(os.environ["RANK"]))
     dist.init_process_group(backend)
     watch = ringside.watch(run_dir=run_dir)
     pace = Pace(dist.get_rank(), KINDS[kind].seconds, episodes, device=device)

@@ -123,6 +123,17 @@ def test_lightnings_loss_is_that_of_the_whole_step_and_on_a_gpu_read_as_often_as
     assert len(logged) == 7
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_lightnings_loss_on_a_gpu_is_read_as_often_as_it_logs() -> None:
+    callback, logged = LightningHooks(), []
+    callback.attachment = SimpleNamespace(session=SimpleNamespace(log=lambda loss: logged.append(loss)))
+    training = SimpleNamespace(log_every_n_steps=50, accumulate_grad_batches=1)
+    module, loss = SimpleNamespace(automatic_optimization=True), torch.tensor(0.5, device="cuda")
+    for training.global_step in range(101):
+        callback.on_train_batch_end(training, module, {"loss": loss}, None, 0)
+    assert logged == [0.5, 0.5, 0.5]
+
+
 def test_the_trainers_loss_is_logged_with_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(TrainerCallback=object))
     monkeypatch.delitem(sys.modules, "ringside.integrations.transformers", raising=False)

@@ -9,8 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-from tests.support.ranks import on_ranks  # noqa: E402
+from bench.monitor.parallel_jobs import share_the_gpu  # noqa: E402
+from tests.support.ranks import on_ranks, place  # noqa: E402
 
+import ringside  # noqa: E402
 from ringside.engine.net.exchange.device import DevicePeers  # noqa: E402
 from ringside.engine.net.exchange.plan import plan_messages  # noqa: E402
 from ringside.errors import SyncError, UnsupportedError, UsageError  # noqa: E402
@@ -204,3 +206,26 @@ def loses_a_rank(path: str) -> str:
 def test_an_error_of_the_group_names_the_collective() -> None:
     with meeting_point() as path:
         assert on_ranks(2, loses_a_rank, path)[0].startswith("all_reduce by ring on cpu, rank 0 of 2: ")
+
+
+def reduces_on_gpu(path: str, size: int) -> None:
+    share_the_gpu(place().rank)
+    with process_group(path, size):
+        group = dist.new_group(backend="nccl")
+        comm, rank = ringside.communicator(group), dist.get_rank()
+        for algorithm in (None, "ring", "two_tree", "recursive_doubling", ring(size)):
+            x = torch.arange(70_001.0, device="cuda").mul_(rank + 1)
+            comm.all_reduce(x, algorithm=algorithm)
+            assert torch.equal(x.cpu(), torch.arange(70_001.0).mul_(size * (size + 1) // 2)), algorithm
+        mean = torch.full((5,), float(rank), device="cuda", dtype=torch.bfloat16)
+        comm.all_reduce(mean, "avg", algorithm="ring")
+        assert mean.tolist() == [(size - 1) / 2] * 5
+        comm.close()
+        dist.destroy_process_group(group)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("size", [2, 3])
+def test_schedules_on_a_gpu_over_nccl(size: int) -> None:
+    with meeting_point() as path:
+        on_ranks(size, reduces_on_gpu, path, size)

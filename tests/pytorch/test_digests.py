@@ -403,3 +403,19 @@ def forgets(port: int) -> bool:
 
 def test_models_are_not_kept_alive() -> None:
     assert on_ranks(2, forgets, free_port(), limit_s=LIMIT_S) == [True] * 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_digests_on_a_gpu_are_those_of_the_host() -> None:
+    dtypes = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
+    named = [(str(dtype), tensor_of(dtype, 3, 4, 5)) for dtype in dtypes]
+    named.append(("transposed", tensor_of(torch.float32, 300, 700).t()))
+    found = []
+    for parameters in (named, [(name, parameter.cuda()) for name, parameter in named]):
+        taken = digests.ParameterDigests(dist.HashStore(), 0, parameters, 4)
+        assert taken.check(1, 7)
+        torch.cuda.synchronize()
+        taken.check(2, 8)  # collects what the device had not come to
+        (check,), lists = taken.own()
+        found.append((check.number, check.step, check.digest, lists))
+    assert found[0] == found[1]

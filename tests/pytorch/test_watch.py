@@ -16,7 +16,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-from tests.support.ranks import Team, hear, say  # noqa: E402
+from bench.monitor.parallel_jobs import share_the_gpu  # noqa: E402
+from tests.support.ranks import Team, hear, place, say  # noqa: E402
 from tests.support.waiting import until  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
@@ -360,6 +361,51 @@ def test_a_device_that_nobody_waits_for_on_the_host(tmp_path: Path) -> None:
     check(only_verdict(path), "hang", "asleep")
     assert "synchronises" in (path / "stacks" / "hang-1-rank-0.txt").read_text()
     assert len(events(path, "repaired")) == 1
+
+
+def gpu_job(port: int, path: str) -> int:
+    """Train over NCCL on one GPU; rank 1 stops where it should call the next step, rank 0 in its synchronisation."""
+    share_the_gpu(place().rank)
+    with group(port) as rank:
+        sessions.begin(path, "native", RecordingSettings(hang_s=SHORT_S))
+        carrying = dist.new_group(backend="nccl")
+        ddp = DistributedDataParallel(nn.Linear(64, 64).cuda(), process_group=carrying)
+        attachment = ringside.attach(ddp, run_dir=path)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+
+        def step() -> None:
+            ddp(torch.ones(4, 64, device="cuda")).square().mean().backward()
+            optimizer.step()
+            torch.cuda.synchronize()
+
+        for _ in range(6):
+            step()
+        await_meeting(attachment.session.watch)
+        dist.barrier()
+        say("ready")
+        if rank == 1:
+            waits_for_a_word()
+        for _ in range(6):
+            step()
+        dist.barrier()
+        attachment.session.end()
+        dist.destroy_process_group(carrying)
+        return int(attachment.session.clock.step)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_missing_rank_of_a_job_on_a_gpu_is_named_with_stacks(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with Team(2) as team:
+        team.start(gpu_job, free_port(), str(path))
+        team.await_word("ready")
+        await_event(path, "verdict")
+        await_event(path, "stacks")
+        team.tell(1, "go on")
+        assert [outcome.value for outcome in team.finish()] == [12, 12]
+    check(only_verdict(path), "hang", "asleep")
+    assert "in waits_for_a_word" in (path / "stacks" / "hang-1-rank-1.txt").read_text()
+    assert "synchronize" in (path / "stacks" / "hang-1-rank-0.txt").read_text()
 
 
 def turned_off(port: int, variable: str) -> bool:

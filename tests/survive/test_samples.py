@@ -86,6 +86,23 @@ def test_random_numbers_belong_to_the_micro_batch_and_leave_the_callers_alone():
     assert torch.equal(torch.get_rng_state(), before[1])
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_random_numbers_on_a_gpu_belong_to_the_micro_batch_and_go_on_afterwards():
+    def draw():
+        return torch.rand(4, device="cuda").tolist()
+
+    torch.manual_seed(7)
+    undisturbed = [draw(), draw()]
+    torch.manual_seed(7)
+    found, inside = [draw()], []
+    for key in ((1, 2, 3), (1, 2, 3), (1, 2, 4)):
+        with drawing_from(*key):
+            inside.append(draw())
+    found.append(draw())
+    assert found == undisturbed
+    assert inside[0] == inside[1] != inside[2]
+
+
 def drawn():
     return random.random(), float(np.random.random()), float(torch.rand(()))
 
