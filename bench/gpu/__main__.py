@@ -91,6 +91,7 @@ def sections(here: dict[str, Any], ranks: Sequence[int], sizes: str) -> Iterator
         words = [
             "--device",
             "cuda",
+            "--mps",
             "--ranks",
             str(count),
             "--trials",
@@ -107,17 +108,17 @@ def sections(here: dict[str, Any], ranks: Sequence[int], sizes: str) -> Iterator
     marked, as_gloo = "tests/pytorch/test_marked_times.py", "tests/pytorch/test_as_gloo.py"
     single = [f"tests/pytorch/test_{name}.py" for name in ("digests", "communicator_device", "watch")]
     single += ["tests/survive/test_samples.py", "tests/integrations/test_callbacks.py"]
-    yield Section("events of steps", 50, tests("phases_are_the_gpus", marked), no_nccl, count_of_tests)
+    yield Section("events of steps", 40, tests("phases_are_the_gpus", marked), no_nccl, count_of_tests)
     yield Section("graph captures", 35, tests("graphs_can or no_mark_is_set", marked), no_nccl, count_of_tests)
     yield Section("dispatch of the group", 40, tests("gpus or nccl", as_gloo), no_nccl, count_of_tests)
     yield Section(
         "hang, digests, schedules, random numbers, loss", 50, tests("on_a_gpu", *single), no_nccl, count_of_tests
     )
     yield Section("ringside run", 15, part("launch"), no_gpu, json_lines)
-    yield Section("FSDP2 and DDP, 1 rank", 30, jobs("fsdp ddp", 1, 0), no_nccl, json_lines)
-    yield Section("FSDP2 and DDP, 2 ranks", 80, jobs("fsdp ddp", 2, 1), no_nccl, json_lines)
+    yield Section("FSDP2 and DDP, 1 rank", 45, jobs("fsdp ddp", 1, 0), no_nccl, json_lines)
+    yield Section("FSDP2 and DDP, 4 ranks", 85, jobs("fsdp ddp", 4, 2), no_nccl, json_lines)
     yield Section("NVML", 20, part("nvml"), no_nvml, json_lines)
-    yield Section("NCCL's plugin, 1 rank", 35, part("plugin", "1"), no_plugin, json_lines)
+    yield Section("NCCL's plugin, 1 rank", 25, part("plugin", "1"), no_plugin, json_lines)
     yield Section("NCCL's plugin, 2 ranks", 45, part("plugin", "2"), no_plugin, json_lines)
     for count in ranks:
         few = "" if count <= here["cores"] else f"{count} ranks need as many cores, and there are {here['cores']}"

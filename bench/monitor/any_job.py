@@ -8,18 +8,22 @@ none is.
     python -m bench.monitor.any_job                                  # all kinds, over our process group
     python -m bench.monitor.any_job --kinds fsdp tp_dp --trials 4
     python -m bench.monitor.any_job --backend gloo                   # torch 2.14 or newer
-    python -m bench.monitor.any_job --device cuda --ranks 2          # ranks that share one GPU
+    python -m bench.monitor.any_job --device cuda --ranks 4 --mps    # ranks that share one GPU, at the same time
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,7 @@ from typing import Any
 from bench.common import make_parser, module_command, run_ranks_here
 from bench.monitor.parallel_jobs import KINDS, Episode, train
 
+MPS = "nvidia-cuda-mps-control"
 WITHIN_STEPS = 40
 SLOW_STEPS, HEALTHY_STEPS = 55, 45
 """Of every trial; the healthy stretch is up to as long again."""
@@ -106,6 +111,19 @@ def run_kind(kind: str, backend: str, trials: int, seed: int, folder: Path, rank
     )  # fmt: skip
 
 
+@contextlib.contextmanager
+def sharing(folder: Path) -> Iterator[None]:
+    """Within it CUDA's Multi-Process Service runs kernels of several processes beside each other, not in turn."""
+    os.environ.update(CUDA_MPS_PIPE_DIRECTORY=str(folder / "mps"), CUDA_MPS_LOG_DIRECTORY=str(folder / "mps-log"))
+    for name in ("mps", "mps-log"):
+        (folder / name).mkdir()
+    subprocess.run([MPS, "-d"], check=True, timeout=20)
+    try:
+        yield
+    finally:
+        subprocess.run([MPS], input="quit\n", text=True, check=False, timeout=60)
+
+
 def main() -> None:
     """Run what is asked for and print a table."""
     parser = make_parser("bench.monitor.any_job", __doc__)
@@ -113,6 +131,7 @@ def main() -> None:
     parser.add_argument("--backend", default="ringside")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--ranks", type=int, default=0, help="in place of each kind's own number")
+    parser.add_argument("--mps", action="store_true", help="ranks share the GPU by CUDA's MPS, where it is installed")
     parser.add_argument("--keep", type=Path, help="leave the recorded runs in this folder")
     parser.add_argument("--trials", type=int, default=20, help="per kind (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
@@ -125,7 +144,11 @@ def main() -> None:
         if result is not None:
             print(json.dumps({"step_seconds": result["step_seconds"]}))
         return
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        if options.mps and shutil.which(MPS):
+            stack.enter_context(sharing(Path(folder)))
+        elif options.mps:
+            print(f"{MPS} is not here: ranks take turns on the GPU", file=sys.stderr)
         for kind in options.kinds:
             began = time.monotonic()
             ranks = options.ranks or KINDS[kind].ranks
