@@ -192,7 +192,7 @@ def recorded_kinds(record: str, mine: int, ranks: int) -> dict[str, Callable[[],
             elif mine == 1:
                 dist.recv(received, 0)
 
-        return {"batch_isend_irecv": pass_on, "send and recv": pair}
+        return {"small all_reduce": lambda: dist.all_reduce(small), "batch_isend_irecv": pass_on, "send and recv": pair}
     if record == "communicators":
         other = dist.new_group()
 

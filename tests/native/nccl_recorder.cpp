@@ -208,7 +208,8 @@ struct Recorder {
         communicators.store(number + 1, std::memory_order_release);
       }
     }
-    write_down(at, "init", ns, "%d %d %llu %d %d %d %s", result, wanted, (unsigned long long)id, nodes, ranks, rank, shown(name));
+    write_down(at, "init", ns, "%d %d %llu %d %d %d %s", result, wanted, (unsigned long long)id, nodes, ranks, rank,
+               shown(name));
     return result;
   }
 
@@ -323,7 +324,7 @@ struct Recorder {
     for (uint32_t number = communicators.load(); number-- > 0;) {
       if (opened[number].context != context || !opened[number].is_open) continue;
       opened[number].is_open = false;
-      if (--open_now == 0) write_file();
+      if (--open_now == 0 && owner == getpid()) write_file();  // a forked child may close what its parent has opened
     }
     return result;
   }
