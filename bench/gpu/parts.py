@@ -28,7 +28,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 from bench.common import ROOT, make_parser, module_command, run_ranks_here
-from bench.monitor.parallel_jobs import SHARING_NCCL, share_the_gpu
+from bench.monitor.parallel_jobs import SHARING_NCCL, nccl_version, share_the_gpu, sharing
 
 from ringside import _core
 from ringside.errors import RingsideError
@@ -41,6 +41,8 @@ from ringside.monitor.vitals.gpu import name_reasons, open_gpu
 CALLS, ELEMENTS, LATE_S = 60, 1 << 18, 0.002
 BUSY_S = 3.0
 LINK_HOSTS, LINK_RATE, SLOW_SENDER, SLOW_RATE, LINK_LIMIT_S = 4, "2gbit", 2, "200mbit", 40.0
+LINK_CALLS, LINK_ELEMENTS = 8, 1 << 22
+"""A send is over, for NCCL's sockets, when the kernel has taken it: calls must be larger than what that keeps."""
 RECORDED_CALLS, SMALL, LARGE = 12, 1 << 8, 1 << 20
 """Of each kind while NCCL's calls are recorded; elements."""
 RECORDED = ("collectives", "messages", "communicators", "graph")
@@ -59,7 +61,7 @@ def machine() -> dict[str, Any]:
         "gpu": gpu,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if gpu and dist.is_nccl_available() else None,  # type: ignore[no-untyped-call]
+        "nccl": ".".join(map(str, nccl_version())) if gpu and dist.is_nccl_available() else None,
         "nvml": importlib.util.find_spec("pynvml") is not None,
         "plugin": plugin,
     }
@@ -90,7 +92,7 @@ def plugin(ranks: int, record: Path | None, interface: int, mask: int) -> dict[s
         interface: The newest version that NCCL may speak while they are.
         mask: Events that it is asked for besides the plugin's own.
     """
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, sharing():
         environ = {
             PLUGIN_VARIABLE: str(_core.nccl_plugin()), FOLDER_VARIABLE: folder, STEPS_VARIABLE: "1",
             "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1",
@@ -110,7 +112,7 @@ def ranks_per_host(ranks: int) -> int:
 
     Two on a host copy within the GPU, whatever NCCL_P2P_DISABLE says: so four are of two hosts, for links between them.
     """
-    return 2 if ranks >= 4 and torch.cuda.nccl.version()[:2] >= SHARING_NCCL else 0  # type: ignore[no-untyped-call]
+    return 2 if ranks >= 4 and nccl_version() >= SHARING_NCCL else 0
 
 
 def read_rings(folder: Path, environ: Mapping[str, str], ranks: int) -> dict[str, Any]:
@@ -127,7 +129,11 @@ def read_rings(folder: Path, environ: Mapping[str, str], ranks: int) -> dict[str
 
 def slow_link() -> dict[str, Any]:
     """Return what NCCL's plugin recorded of ranks on hosts of the lab, one of which sends slowly; all are in time."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, Lab(hosts=LINK_HOSTS, rate=LINK_RATE) as lab:
+    with (
+        tempfile.TemporaryDirectory(dir="/dev/shm") as folder,
+        sharing(),
+        Lab(hosts=LINK_HOSTS, rate=LINK_RATE) as lab,
+    ):
         environ = {
             PLUGIN_VARIABLE: str(_core.nccl_plugin()), FOLDER_VARIABLE: folder, STEPS_VARIABLE: "1",
             "NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{folder}/log-%p", "NCCL_IB_DISABLE": "1",
@@ -135,7 +141,8 @@ def slow_link() -> dict[str, Any]:
         shaping = ["tc", "qdisc", "replace", "dev", INTERFACE, "root", "tbf", "rate", SLOW_RATE, "burst", "64kb"]
         inside = ["ip", "netns", "exec", lab.namespace(SLOW_SENDER)]
         subprocess.run([*inside, *shaping, "limit", "1mb"], check=True, timeout=20)
-        command = module_command("bench.gpu.parts", "rank", "--late", "0", "--per-host", "1")
+        words = ["--late", "0", "--per-host", "1", "--calls", str(LINK_CALLS), "--elements", str(LINK_ELEMENTS)]
+        command = module_command("bench.gpu.parts", "rank", *words)
         lab.run(command, environ, timeout_s=LINK_LIMIT_S, after_failure_s=5.0).check()
         told = read_rings(Path(folder), environ, LINK_HOSTS)
         named = [(blame["rank"], blame["peer"]) for blame in told["blames"] if blame["cause"] == "slow link"]
@@ -185,13 +192,15 @@ def record_calls(ranks: int, record: Path, interface: int, mask: int) -> dict[st
     return {"jobs": done, "bytes": files}
 
 
-def rank(record: str | None, late_s: float, per_host: int) -> dict[str, Any]:
+def rank(record: str | None, late_s: float, per_host: int, calls: int, elements: int) -> dict[str, Any]:
     """Call NCCL as a rank of such a job.
 
     Args:
         record: What is done while its calls are recorded, one of `RECORDED`; None: all-reduces.
         late_s: The last rank comes so much later to each, seconds.
         per_host: So many ranks are on one host, as NCCL sees it; 0: as `share_the_gpu` has it.
+        calls: How many all-reduces.
+        elements: Of each, float32.
     """
     mine, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     share_the_gpu(mine)
@@ -200,8 +209,8 @@ def rank(record: str | None, late_s: float, per_host: int) -> dict[str, Any]:
     dist.init_process_group("nccl", timeout=timedelta(seconds=25))
     kinds: dict[str, Callable[[], Any]]
     if record is None:
-        x = torch.ones(ELEMENTS, device="cuda")
-        count, kinds = CALLS, {"all_reduce": lambda: dist.all_reduce(x)}
+        x = torch.ones(elements, device="cuda")
+        count, kinds = calls, {"all_reduce": lambda: dist.all_reduce(x)}
     else:
         signal.alarm(RECORDED_LIMIT_S)  # ends a rank that hangs, also within NCCL
         count, kinds = RECORDED_CALLS, recorded_kinds(record, mine, ranks)
@@ -299,11 +308,13 @@ def main() -> None:
     as_rank.add_argument("--record", choices=RECORDED)
     as_rank.add_argument("--late", type=float, default=LATE_S)
     as_rank.add_argument("--per-host", type=int, default=0)
+    as_rank.add_argument("--calls", type=int, default=CALLS)
+    as_rank.add_argument("--elements", type=int, default=ELEMENTS)
     args = parser.parse_args()
     if args.what in ("nvml", "launch", "slow-link"):
         told = {"nvml": nvml, "launch": launch, "slow-link": slow_link}[args.what]()
     elif args.what == "rank":
-        told = rank(args.record, args.late, args.per_host)
+        told = rank(args.record, args.late, args.per_host, args.calls, args.elements)
     else:
         told = plugin(args.ranks, args.record, args.interface, args.mask)
     print(json.dumps(told))

@@ -18,20 +18,16 @@ import contextlib
 import json
 import os
 import random
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.common import make_parser, module_command, run_ranks_here
-from bench.monitor.parallel_jobs import KINDS, Episode, train
+from bench.monitor.parallel_jobs import KINDS, Episode, sharing, train
 
-MPS = "nvidia-cuda-mps-control"
 WITHIN_STEPS = 40
 SLOW_STEPS, HEALTHY_STEPS = 55, 45
 """Of every trial; the healthy stretch is up to as long again."""
@@ -111,19 +107,6 @@ def run_kind(kind: str, backend: str, trials: int, seed: int, folder: Path, rank
     )  # fmt: skip
 
 
-@contextlib.contextmanager
-def sharing(folder: Path) -> Iterator[None]:
-    """Within it CUDA's Multi-Process Service runs kernels of several processes beside each other, not in turn."""
-    os.environ.update(CUDA_MPS_PIPE_DIRECTORY=str(folder / "mps"), CUDA_MPS_LOG_DIRECTORY=str(folder / "mps-log"))
-    for name in ("mps", "mps-log"):
-        (folder / name).mkdir()
-    subprocess.run([MPS, "-d"], check=True, timeout=20)
-    try:
-        yield
-    finally:
-        subprocess.run([MPS], input="quit\n", text=True, check=False, timeout=60)
-
-
 def main() -> None:
     """Run what is asked for and print a table."""
     parser = make_parser("bench.monitor.any_job", __doc__)
@@ -145,10 +128,8 @@ def main() -> None:
             print(json.dumps({"step_seconds": result["step_seconds"]}))
         return
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        if options.mps and shutil.which(MPS):
-            stack.enter_context(sharing(Path(folder)))
-        elif options.mps:
-            print(f"{MPS} is not here: ranks take turns on the GPU", file=sys.stderr)
+        if options.mps and not stack.enter_context(sharing()):
+            print("CUDA's MPS is not installed: ranks take turns on the GPU", file=sys.stderr)
         for kind in options.kinds:
             began = time.monotonic()
             ranks = options.ranks or KINDS[kind].ranks
