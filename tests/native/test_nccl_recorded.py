@@ -18,6 +18,7 @@ from tests.native.nccl import joined, named, play, recorder, ring_in
 from ringside import _core
 from ringside.monitor.nccl.calls import UNKNOWN, WAITS, Joined
 from ringside.monitor.nccl.ring import KIND_BITS, Records, Ring
+from ringside.monitor.nccl.watch import NcclWatch
 
 pytestmark = pytest.mark.native
 VERSIONS = (4, 5, 6)
@@ -170,3 +171,20 @@ def test_what_a_real_nccl_has_called_is_read(fixture: Path, library: Path, tmp_p
     assert len(read.calls) > 0
     assert (read.calls["ended_gpu_ns"] > 0).any()
     check(told, ring, read)
+
+
+@pytest.mark.parametrize(("version", "seconds"), [(4, 0.103516512), (5, 0.107570464), (6, 0.103178752)])
+def test_the_late_rank_of_a_job_on_a_gpu_is_named(version: int, seconds: float, library: Path, tmp_path: Path) -> None:
+    """60 calls of two ranks, of which the second came 2 ms late; GPU times alone are the same when played again."""
+    folder = tmp_path / "rings"
+    folder.mkdir()
+    for rank in (0, 1):
+        (fixture,) = (path for path in FIXTURES if path.name.startswith(f"calls-v{version}-rank{rank}of2-collectives"))
+        recording = tmp_path / f"{rank}.txt"
+        recording.write_bytes(gzip.decompress(fixture.read_bytes()))
+        play(library, folder, "recorded", version, recording, RANK=str(rank))
+    watch = NcclWatch(folder)
+    watch.poll(is_last=True)
+    (blame,) = watch.report().blames
+    assert (blame.rank, blame.peer) == (1, -1)
+    assert blame.seconds == pytest.approx(seconds)
