@@ -72,7 +72,7 @@ ENTRANCES = {
     "launch": "follow torchrun",
     "monitor": (
         "alerts.book alerts.counters alerts.live assessment collector device_marks groups hang.attribution "
-        "hang.detector job.collectives job.questions links.sampler nccl.attribution "
+        "hang.detector intervals job.collectives job.questions links.sampler nccl.attribution "
         "nccl.report nccl.ring nccl.watch price replicas run.directory run.records run.registry run.table "
         "slow_rank.detector slow_rank.watcher slow_rank.window_test stats step_clock "
         "summary undecided verdict vitals.gpu vitals.process wait_meter"

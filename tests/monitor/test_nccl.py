@@ -12,16 +12,20 @@ from tests.native.nccl import play, play_ranks
 
 from ringside import _core
 from ringside.monitor.nccl import causes as causes_module
-from ringside.monitor.nccl.calls import CALL, GIVEN_UP_NS, MOST_CALLS, SETTLED_NS, WAIT, Calls, Joined
+from ringside.monitor.nccl.calls import CALL, GIVEN_UP_NS, MOST_CALLS, SETTLED_NS, WAIT, WAITS, Calls, Joined
 from ringside.monitor.nccl.causes import LATE_RANK, LEAST_CALLS, NOT_KNOWN, SLOW_GPU, SLOW_LINK, Blame, Causes
 from ringside.monitor.nccl.report import blame_line, report_lines
 from ringside.monitor.nccl.ring import (
     CALLED,
+    CHANGED,
     COLLECTIVE,
     KERNEL,
     PREFIX,
+    PROXY,
     RECORD,
+    SENDS,
     STARTED,
+    STEP,
     STOPPED,
     RecordedCommunicator,
 )
@@ -97,6 +101,22 @@ def test_a_call_that_lost_the_start_of_a_channel_has_no_end() -> None:
     assert len(calls.add(made, 2 * SETTLED_NS).calls) == 0
     (call,) = calls.add(records(), 2 * GIVEN_UP_NS).calls
     assert (call["arrived_gpu_ns"], call["ended_gpu_ns"]) == (700, 0)
+
+
+def test_what_steps_wait_for_is_summed_and_the_network_also_as_one_time() -> None:
+    """Three sends of two peers, all waiting for the network: 10 to 14 and 12 to 17 ms to peer 1, 12 to 13 to peer 2."""
+    rows = [(1, COLLECTIVE, STARTED, 0, 0, 0), (2, PROXY, STARTED, handle(1, COLLECTIVE), 5, 0)]
+    rows += [(3, PROXY, STARTED, handle(1, COLLECTIVE), 5, 0), (4, STEP, STARTED, handle(2, PROXY), 8, 0)]
+    rows += [(5, STEP, STARTED, handle(2, PROXY), 8, 0), (6, STEP, STARTED, handle(3, PROXY), 8, 0)]
+    rows += [(7, STEP, CHANGED, handle(4, STEP), 10, 0), (8, STEP, CHANGED, handle(5, STEP), 12, 0)]
+    rows += [(9, STEP, CHANGED, handle(6, STEP), 12, 0), (10, STEP, STOPPED, handle(6, STEP), 13, 0)]
+    rows += [(11, STEP, STOPPED, handle(4, STEP), 14, 0), (12, STEP, STOPPED, handle(5, STEP), 17, 0)]
+    made = records(*rows)
+    made["peer"][1], made["peer"][2], made["flags"][1:3] = 1, 2, SENDS
+    made["state"][6:9], made["count"][6:9] = next(state for state, name in WAITS.items() if name == "send"), 100
+    waits = Calls().add(made, 0, is_last=True).waits
+    told = {int(row["peer"]): (row["steps"], row["size_bytes"], row["send"], row["network"]) for row in waits}
+    assert told == {1: (2, 200, pytest.approx(0.009), pytest.approx(0.007)), 2: (1, 100, *[pytest.approx(0.001)] * 2)}
 
 
 def made_calls(stays: Sequence[float] | np.ndarray, queued: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -225,7 +245,7 @@ def test_collectives_that_ranks_leave_apart_are_not_compared() -> None:
 def made_waits(peer: int, send_s: float) -> np.ndarray:
     made = np.zeros(1, WAIT)
     made["peer"], made["sends"], made["steps"], made["size_bytes"] = peer, True, 200, 10**8
-    made["send_gpu"], made["send_peer"], made["send"] = 0.5, 0.1, send_s
+    made["send_gpu"], made["send_peer"], made["send"], made["network"] = 0.5, 0.1, 3 * send_s, send_s
     return made
 
 

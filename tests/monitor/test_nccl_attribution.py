@@ -109,7 +109,7 @@ def test_ranks_of_a_communicator_and_ranks_that_there_are_not_get_no_verdict() -
 LINK = Blame(cause=SLOW_LINK, rank=1, peer=3, seconds=3.0, communicator=ID)
 WAITS = PeerWaits(
     rank=1, peer=3, sends=True, steps=200, size_bytes=4_000_000_000, send_gpu_seconds=0.0, send_peer_seconds=0.0,
-    send_seconds=4.0, recv_seconds=0.0,
+    send_seconds=30.0, recv_seconds=0.0, network_seconds=4.0,
 )  # fmt: skip
 
 

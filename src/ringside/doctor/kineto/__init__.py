@@ -1,7 +1,6 @@
 """torch.profiler's traces: who held the job up, and what is exposed.
 
 collector  From the events of a trace to plain values: batches in, columns kept, collectives and steps at the end
-intervals  Arithmetic of intervals: unions, what two unions share, how much of them lies in windows
 match      The same collective on all ranks: matched by group and sequence number, waits, lateness, clocks
 reader     Kineto traces (torch.profiler's) of one or many ranks: who worked, who waited, for whom, what it
            cost, and what if no rank had been slow

@@ -14,8 +14,8 @@ import numpy as np
 
 from ringside.decoding import UNDECODABLE, plain_count, plain_ranks
 from ringside.doctor.files.chrome_trace import Scan
-from ringside.doctor.kineto.intervals import Floats, union
 from ringside.doctor.kineto.trace import RankTrace, TracedCollective, TracedStep
+from ringside.monitor.intervals import Floats, union
 
 # -------------------------------------------------------------------------------------------------
 # What is decoded of a Kineto event, and nothing else: the rest of its bytes is skipped without becoming objects.

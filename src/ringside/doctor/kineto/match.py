@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringside.doctor.kineto.intervals import Floats
 from ringside.doctor.kineto.trace import RankTrace, TracedCollective
+from ringside.monitor.intervals import Floats
 from ringside.monitor.stats import row_medians as _medians
 
 ROUNDS = 8

@@ -12,13 +12,13 @@ from ringside.doctor.files.source import Progress, Source
 from ringside.doctor.findings import Findings, Note, Unjudged, merge
 from ringside.doctor.kineto import straggler
 from ringside.doctor.kineto.collector import read_trace
-from ringside.doctor.kineto.intervals import within
 from ringside.doctor.kineto.match import Matched, match_collectives
 from ringside.doctor.kineto.report import Evidence, answer_questions, job_facts, job_lanes, job_tables
 from ringside.doctor.kineto.steps import Activity, RankSteps, rank_activity, steps_of
 from ringside.doctor.kineto.trace import RankTrace, TracedJob, jobs_of
 from ringside.doctor.pipeline.timeline import looks_like_timeline
 from ringside.doctor.replay import DependencyGraph, Recording, answer_what_if, as_dict, lanes_recording, step_recording
+from ringside.monitor.intervals import within
 from ringside.text import counted, name_ranks, rank_list, size
 
 KIND = "Kineto trace"

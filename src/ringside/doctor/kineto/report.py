@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from ringside.doctor.findings import Lane, Number, Question, Sheet, TimeSpan
-from ringside.doctor.kineto.intervals import Floats
 from ringside.doctor.kineto.match import Matched
 from ringside.doctor.kineto.steps import RankSteps, activity_by_kind
 from ringside.doctor.kineto.straggler import LEAST_STEPS, MANY_SMALL, SIMILAR, SMALL_BYTES, SMALL_SHARE, RankPace
 from ringside.doctor.kineto.trace import RankTrace, TracedCollective, TracedJob
+from ringside.monitor.intervals import Floats
 from ringside.monitor.job.questions import COUNTS, DOMINATES, NETWORK
 from ringside.monitor.verdict import Verdict, headline
 from ringside.text import counted, duration, percent, rate, size

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringside.doctor.kineto.collector import GRADIENT
-from ringside.doctor.kineto.intervals import Floats, clip, intersect, subtract, union, within
 from ringside.doctor.kineto.trace import RankTrace
+from ringside.monitor.intervals import Floats, clip, intersect, subtract, union, within
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from statistics import NormalDist
 import msgspec
 import numpy as np
 
-from ringside.doctor.kineto.intervals import Floats
 from ringside.monitor import Verdict, detect
+from ringside.monitor.intervals import Floats
 from ringside.monitor.slow_rank.detector import judge_excess
 from ringside.monitor.slow_rank.window_test import EFFECT
 from ringside.monitor.stats import log_excess, student

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ringside.doctor.kineto.intervals import Floats, union
+from ringside.monitor.intervals import Floats, union
 
 
 @dataclass(frozen=True)

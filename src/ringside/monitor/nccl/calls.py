@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ringside.monitor.intervals import union
 from ringside.monitor.nccl import ring
 from ringside.monitor.nccl.ring import RECORD, Records, joined_records
 
@@ -47,9 +48,10 @@ CALL = np.dtype(
 
 WAIT = np.dtype(
     [("communicator", "u4"), ("peer", "i4"), ("sends", "?"), ("steps", "i8"), ("size_bytes", "u8")]
-    + [(name, "f8") for name in WAITS.values()]
+    + [(name, "f8") for name in (*WAITS.values(), "network")]
 )
-"""What the proxies waited for at the steps that were recorded, summed per peer; seconds."""
+"""What the proxies waited for at the steps that were recorded, summed per peer; seconds. Several steps are under way at
+a time, so sums may be longer than the job; `network` is for how long any step waited for the network to take it."""
 
 
 class Joined(NamedTuple):
@@ -193,4 +195,10 @@ def _sum_waits(
     for state, name in WAITS.items():
         of_state = records["state"][at] == state
         waits[name] = np.bincount(index[of_state], weights=seconds[of_state], minlength=len(waits))
+        if name == "send":
+            begun = (host - host.min()) / 1e9
+            spans = np.stack([begun, begun + seconds], axis=1)
+            for place in range(len(waits)):
+                together = union(spans[of_state & (index == place)])
+                waits["network"][place] = (together[:, 1] - together[:, 0]).sum()
     return waits

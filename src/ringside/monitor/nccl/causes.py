@@ -69,7 +69,8 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
         cause: "late rank" (its host), "slow GPU", "slow link", or "not known": a late rank's host or GPU.
         rank: The rank, in the job where that is known, else in the communicator; the sender of a link.
         peer: The receiver of a link; -1: it is about a rank.
-        seconds: What repairing it alone would have saved the others; of a link, in the steps that were recorded.
+        seconds: What repairing it alone would have saved the others; of a link, what the network took longer than on
+            the usual link, in the steps that were recorded.
         host_seconds: Of these, what its host was late with.
         gpu_seconds: What its GPU was late with; what is missing to `seconds` is not known.
         communicator: Its id.
@@ -99,6 +100,8 @@ class PeerWaits(msgspec.Struct, frozen=True, kw_only=True):
         send_peer_seconds: For the receiver to be ready.
         send_seconds: For the network to take them.
         recv_seconds: For data from the network.
+        network_seconds: How long at least one step waited for the network to take it; the others are sums over steps,
+            of which several are under way at a time.
     """
 
     rank: int
@@ -110,6 +113,7 @@ class PeerWaits(msgspec.Struct, frozen=True, kw_only=True):
     send_peer_seconds: Seconds
     send_seconds: Seconds
     recv_seconds: Seconds
+    network_seconds: Seconds = 0.0
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -275,7 +279,7 @@ class Causes:
                 sums = self._of(communicator, global_rank).waits[
                     communicator.rank, int(row["peer"]), bool(row["sends"])
                 ]
-                for name in ("steps", "size_bytes", *WAITS.values()):
+                for name in ("steps", "size_bytes", *WAITS.values(), "network"):
                     sums[name] += row[name].item()
 
     @staticmethod
@@ -369,11 +373,11 @@ class Causes:
         }
         if len(links) < 3:
             return []  # of two nobody can say which is slow and which fast
-        median = float(np.median([sums["send"] / sums["size_bytes"] for sums in links.values()]))
+        median = float(np.median([sums["network"] / sums["size_bytes"] for sums in links.values()]))
         for (rank, peer), sums in links.items():
             usual = median * sums["size_bytes"]
-            busy = sums["send_gpu"] + sums["send_peer"] + sums["send"]
-            if sums["send"] > SLOWER * usual and sums["send"] - usual > EFFECT * busy:
+            network, steps = sums["network"], sums["send_gpu"] + sums["send_peer"] + sums["send"]
+            if network > SLOWER * usual and sums["send"] * (1 - usual / network) > EFFECT * steps:
                 # a peer on another host has no name in the job here: then both are the communicator's
                 is_named = rank in known.names and peer in known.names
                 found.append(
@@ -381,7 +385,7 @@ class Causes:
                         cause=SLOW_LINK,
                         rank=known.name(rank) if is_named else rank,
                         peer=known.name(peer) if is_named else peer,
-                        seconds=sums["send"] - usual,
+                        seconds=network - usual,
                         communicator=name,
                         in_communicator=not is_named,
                     )
@@ -412,7 +416,7 @@ class Causes:
                         sends=sends,
                         steps=int(sums["steps"]),
                         size_bytes=int(sums["size_bytes"]),
-                        **{f"{name}_seconds": sums[name] for name in WAITS.values()},
+                        **{f"{name}_seconds": sums[name] for name in (*WAITS.values(), "network")},
                     )
                     for (rank, peer, sends), sums in sorted(known.waits.items())
                 ],
