@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from ringside.decoding import converted, plain_count, plain_ranks
 from ringside.doctor.kineto import collector as names
-from ringside.doctor.kineto import intervals
 from ringside.doctor.kineto.match import match_collectives
 from ringside.doctor.kineto.steps import steps_of
 from ringside.doctor.kineto.straggler import (
@@ -27,6 +26,7 @@ from ringside.doctor.kineto.straggler import (
     too_many_collectives,
 )
 from ringside.doctor.kineto.trace import RankTrace, TracedCollective, TracedStep
+from ringside.monitor import intervals
 
 PIECES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)), max_size=12)
 
