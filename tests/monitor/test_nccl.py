@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from bench.monitor.nccl_rings import RECORDS, WrittenRing
 from tests.native.nccl import play, play_ranks
 
 from ringside import _core
@@ -17,11 +19,13 @@ from ringside.monitor.nccl.causes import LATE_RANK, LEAST_CALLS, NOT_KNOWN, SLOW
 from ringside.monitor.nccl.report import blame_line, report_lines
 from ringside.monitor.nccl.ring import (
     CALLED,
+    CHANGED,
     COLLECTIVE,
     KERNEL,
     PREFIX,
     RECORD,
     STARTED,
+    STEP,
     STOPPED,
     RecordedCommunicator,
 )
@@ -56,6 +60,23 @@ def test_a_call_is_over_when_its_kernels_have_ended_and_nothing_more_comes() -> 
     (call,) = calls.add(records(), SETTLED_NS + 10**7).calls
     assert (call["arrived_gpu_ns"], call["ended_gpu_ns"]) == (700, 900)
     assert len(calls.add(records((4, KERNEL, STOPPED, handle(2, KERNEL), 3, 900)), 2 * GIVEN_UP_NS).calls) == 0
+
+
+def test_what_comes_late_for_a_call_that_is_over_is_no_other_ones() -> None:
+    """Of two calls the second is over; its records are gone from between those of the first."""
+    calls = Calls()
+    both = records(
+        (1, COLLECTIVE, STARTED, 0, 0, 0),
+        (2, KERNEL, STARTED, handle(1, COLLECTIVE), 1, 700),
+        (3, COLLECTIVE, STARTED, 0, 1, 0),
+        (4, KERNEL, STARTED, handle(3, COLLECTIVE), 1, 800),
+        (5, KERNEL, STOPPED, handle(4, KERNEL), 2, 900),
+    )
+    (call,) = calls.add(both, 2 * SETTLED_NS).calls
+    assert (call["arrived_gpu_ns"], call["ended_gpu_ns"]) == (800, 900)
+    assert len(calls.add(records((6, KERNEL, STOPPED, handle(4, KERNEL), 2, 950)), 3 * SETTLED_NS).calls) == 0
+    (call,) = calls.add(records((7, KERNEL, STOPPED, handle(2, KERNEL), 3, 990)), 4 * SETTLED_NS).calls
+    assert (call["arrived_gpu_ns"], call["ended_gpu_ns"]) == (700, 990)
 
 
 def test_a_call_that_no_kernel_came_to_is_given_up() -> None:
@@ -97,6 +118,12 @@ def test_a_call_that_lost_the_start_of_a_channel_has_no_end() -> None:
     assert len(calls.add(made, 2 * SETTLED_NS).calls) == 0
     (call,) = calls.add(records(), 2 * GIVEN_UP_NS).calls
     assert (call["arrived_gpu_ns"], call["ended_gpu_ns"]) == (700, 0)
+
+
+def test_a_step_that_names_no_operation_harms_nothing() -> None:
+    """A ring that a process has damaged."""
+    made = records((1, COLLECTIVE, STARTED, 0, 0, 0), (2, STEP, CHANGED, handle(1, COLLECTIVE), 1, 0))
+    assert len(Calls().add(made, SETTLED_NS, is_last=True).calls) == 1
 
 
 def made_calls(stays: Sequence[float] | np.ndarray, queued: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -278,6 +305,22 @@ def test_ranks_on_other_hosts_are_said_to_be_missing(tmp_path: Path) -> None:
     watch.poll()
     watch.poll(is_last=True)
     assert "1 of 3 ranks were seen here: not compared" in report_lines(watch.report())[-1]
+
+
+def test_rings_that_went_round_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """What is not over at one reading is taken up at the next one, also where records lie in two parts of a ring."""
+    rings = [WrittenRing(tmp_path, rank, 2, channels=24) for rank in range(2)]
+    watch, turns, calls = NcclWatch(tmp_path), 9, 200
+    for turn in range(turns):
+        for call in range(calls):
+            for rank, ring in enumerate(rings):
+                ring.add(turn * calls + call, time.monotonic_ns(), 1_000_000 * rank)
+        watch.poll()
+    assert watch.records == turns * calls * 2 * 49 > 2 * 2 * RECORDS
+    watch.poll(is_last=True)
+    (seen,) = watch.report().communicators
+    assert seen.calls == turns * calls
+    assert seen.late_seconds == {1: pytest.approx(turns * calls * 0.001)}
 
 
 def test_a_ring_of_another_version_is_refused_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
