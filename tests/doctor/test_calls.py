@@ -299,7 +299,7 @@ def test_a_log_of_clog_with_other_line_ends_or_too_many_signatures(
     for path in tmp_path.iterdir():
         path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
     assert [verdict.ranks for verdict in examine([tmp_path]).verdicts] == [[1]]
-    monkeypatch.setattr(clog, "MOST_STREAMS", 1)
+    monkeypatch.setattr(clog, "MOST_SIGNATURES", 1)
     path = tmp_path / "clog_rank0.log"
     path.write_text(path.read_text() + "C2|sig|all_gather|comm=world\nC2|S|+1.0\nC2|E|+2.0\n")
     assert "60 collectives" in examine([tmp_path]).notes[0].text

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ringside.decoding import plain_count
 from ringside.doctor.calls.judge import judge_files
-from ringside.doctor.calls.record import MOST_STREAMS, Calls, Stream, line_batches
+from ringside.doctor.calls.record import Calls, Stream, line_batches
 from ringside.doctor.files.source import Progress, Source
 from ringside.doctor.findings import Findings, Note
 from ringside.text import counted
@@ -25,6 +25,7 @@ _LINE = re.compile(
     rb"|(G\d+\|R\d+\|C\d+\|E)\|.*)\r?$",  # one in a graph that is replayed ends
     re.MULTILINE,
 )
+MOST_SIGNATURES = 1 << 17
 _MOST_OPEN = 10_000
 
 
@@ -89,7 +90,7 @@ def _read_log(source: Source, calls: Calls) -> Note:
             elif word == "new_comm" and "comm" in named and (rank := plain_count(named.get("rank"))) >= 0:
                 ranks[comm] = rank
                 calls.join(comm, rank, max(plain_count(named.get("world_size")), 0), (source.name, source.name))
-            elif fields[0] == "sig" and len(fields) > 1 and comm in ranks and len(signatures) < MOST_STREAMS:
+            elif fields[0] == "sig" and len(fields) > 1 and comm in ranks and len(signatures) < MOST_SIGNATURES:
                 of = comm, fields[1], ranks[comm]
                 signatures[word[1:].encode()] = kinds.setdefault(of, _Kind(of)), deque(maxlen=_MOST_OPEN)
     text_of = f"{counted(ended, 'collective')} of {counted(len(ranks), 'communicator')}"
