@@ -206,6 +206,11 @@ def test_published_lines_of_the_inspector(tmp_path: Path, name: str) -> None:
     assert "of its 8 ranks only" in line.why
 
 
+def test_a_published_line_whose_time_is_no_integer() -> None:
+    (note,) = examine([SAMPLES / "inspector_v4_0_float.json"]).notes
+    assert (note.text, note.used) == ("v4.0: 1 collective", True)
+
+
 def test_published_lines_with_markers_and_proxy_traces() -> None:
     found = examine([SAMPLES / "inspector_v4_4.jsonl"])
     assert found.notes[0].text == "v4.4: 1 collective, 4 proxy traces"
