@@ -108,6 +108,8 @@ def log_folder(environ: Mapping[str, str]) -> str:
     """
     if folder := environ.get("NCCL_INSPECTOR_DUMP_DIR"):
         return os.path.abspath(folder)
+    if environ.get("NCCL_INSPECTOR_ENABLE", "0") not in ("", "0"):
+        return os.path.abspath(f"nccl-inspector-{environ.get('SLURM_JOBID', 'unknown-jobid')}")
     if file := environ.get("NCCL_PROFILER_LATENCY_FILE"):
         return os.path.dirname(os.path.abspath(file))
     return ""
