@@ -16,7 +16,7 @@ from ringside import _core
 from ringside.monitor.nccl import causes as causes_module
 from ringside.monitor.nccl.calls import CALL, GIVEN_UP_NS, MOST_CALLS, SETTLED_NS, WAIT, Calls, Joined
 from ringside.monitor.nccl.causes import LATE_RANK, LEAST_CALLS, NOT_KNOWN, SLOW_GPU, SLOW_LINK, Blame, Causes
-from ringside.monitor.nccl.report import blame_line, report_lines
+from ringside.monitor.nccl.report import NcclReport, blame_line, report_lines
 from ringside.monitor.nccl.ring import (
     CALLED,
     CHANGED,
@@ -201,6 +201,18 @@ def test_what_version_4_does_not_tell_leaves_the_cause_open() -> None:
     (blame,) = blamed(*ranks)
     assert (blame.cause, blame.host_seconds, blame.gpu_seconds) == (NOT_KNOWN, 0.0, 0.0)
     assert "not known" in blame_line(blame)
+
+
+def test_how_many_calls_came_from_captured_graphs_is_said() -> None:
+    causes = Causes()
+    for rank, stays in enumerate((LONG, SHORT)):
+        calls = made_calls(stays, NO)
+        calls["is_captured"][:40], calls["is_called"][:40] = True, False
+        causes.add({0: RecordedCommunicator(9, 2, rank, "dp")}.get, rank, Joined(calls, np.zeros(0, WAIT)))
+    counts = {"processes": 2, "interface": 6, "records": 1, "dropped": 0, "torn": 0}
+    late, captured = report_lines(NcclReport(**counts, blames=causes.blames(), communicators=causes.seen()))
+    assert late.endswith("rank 1 (whether its host or its GPU is not known)")
+    assert captured == "NCCL: 80 calls came from captured graphs, of which no call of a host is told"
 
 
 def test_a_rank_seen_in_fewer_than_half_of_its_calls_blames_nobody() -> None:

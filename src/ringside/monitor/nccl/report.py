@@ -88,6 +88,8 @@ def report_lines(report: NcclReport) -> list[str]:
             lines.append(
                 f"NCCL: a rank of communicator {one.id} was seen in {one.seen_ratio:.0%} of its calls: nobody is named"
             )
+    if captured := sum(one.captured for one in report.communicators):
+        lines.append(f"NCCL: {counted(captured, 'call')} came from captured graphs, of which no call of a host is told")
     if report.dropped:
         lines.append(f"NCCL: {report.dropped} events were dropped, for which the ring had no room")
     return lines
