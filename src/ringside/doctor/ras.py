@@ -31,7 +31,7 @@ _SIGNS = re.compile(rb'"(?:nccl_version|communicators_count)"\s*:|"group"\s*:\s*
 _FIRST = re.compile(rb"\s*(?:RAS Monitor Mode.*\n=+\s+)?\{")
 """The monitor's welcome goes to stderr, which may be in the same file."""
 _NO_COMMA = re.compile(rb'("nvml_dev": -?\d+)(\s+"status")')
-"""NCCL 2.28 forgets it, of each rank that is missing."""
+"""NCCL 2.28 forgets it, of each rank that is missing; its version stands at the beginning."""
 MOST_ROWS = 64
 
 Place = tuple[str, int, int]
@@ -160,7 +160,8 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
         with source.open() as stream:
             for text in _documents(stream):
                 try:
-                    document = msgspec.json.decode(_NO_COMMA.sub(rb"\1,\2", text), type=Document)
+                    whole = _NO_COMMA.sub(rb"\1,\2", text) if b'"2.28.' in text[:64] else text
+                    document = msgspec.json.decode(whole, type=Document)
                 except UNDECODABLE:
                     damaged += 1
                     continue
