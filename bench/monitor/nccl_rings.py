@@ -3,7 +3,7 @@
     python -m bench.monitor.nccl_rings [--rings 64] [--calls 20] [--channels 24] [--seconds 40]
 
 Rings are written here as the plugin writes them, all-reduces of all ranks, and read as `ringside run --nccl` does. Time
-is not waited for: so many seconds' records are read, in turns.
+is not waited for: so many seconds' records are read, in turns, and their times say that they were called in these.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def main() -> None:
         watch, spent = NcclWatch(Path(name)), 0.0
         for turn in range(turns):
             for call in range(calls):
-                now = time.monotonic_ns()
+                now = time.monotonic_ns() - round((calls - call) / args.calls * 1e9)
                 for rank, ring in enumerate(rings):
                     ring.add(turn * calls + call, now, 1_000_000 if rank == 1 else 0)
             began = time.process_time()

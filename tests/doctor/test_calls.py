@@ -12,7 +12,8 @@ import pytest
 from tests.support.mangle import mangled
 
 from ringside.doctor import examine
-from ringside.doctor.calls import inspector
+from ringside.doctor.calls import clog, inspector
+from ringside.doctor.calls import judge as judge_module
 from ringside.doctor.calls.judge import judge
 from ringside.doctor.calls.record import BLOCK_BYTES, Calls
 from ringside.doctor.findings import is_enough_to_judge
@@ -149,6 +150,31 @@ def test_a_link_that_is_slow_is_named_by_its_wire(tmp_path: Path) -> None:
     assert verdict.evidence["wire_seconds"] == pytest.approx(0.12)
 
 
+@pytest.mark.parametrize(("verbose", "lose"), [(True, 0.1), (False, 0.1), (False, 0.0)])
+def test_calls_are_compared_some_at_a_time_as_all_at_once(
+    verbose: bool, lose: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some may be lost, and lines are in no order; then the rank is late in the first half alone."""
+    job = CallJob(late={1: 0.004}, lose=lose, calls=200, hosts=dict.fromkeys(range(4), "a"))
+    found = []
+    for late_throughout in (True, False):
+        if not late_throughout:
+            job.starts[100:] = job.starts[100:, :1]
+        write_inspector(job, tmp_path, verbose=verbose)
+        path = tmp_path / "a-pid1002.log"
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join([*lines[50:], *lines[:50]]))
+        for some in (judge_module.BLOCK_ITEMS, 28):
+            with monkeypatch.context() as patched:
+                patched.setattr(judge_module, "BLOCK_ITEMS", some)
+                found.append(examine([tmp_path]).verdicts)
+    (at_once,), (verdict,), *of_a_warm_up = found
+    assert of_a_warm_up == [[], []]
+    assert (verdict.ranks, verdict.evidence["by"]) == ([1], "start times" if verbose else "the shortest execution time")
+    for name in ("calls", "last_in", "lost_seconds", "recorded_seconds"):
+        assert verdict.evidence[name] == pytest.approx(at_once.evidence[name])
+
+
 def test_of_thousands_of_late_ranks_the_costliest_are_named_in_no_time() -> None:
     """Each pair with each other one, that took 7.5 s of CPU."""
     calls = Calls()
@@ -178,6 +204,11 @@ def test_published_lines_of_the_inspector(tmp_path: Path, name: str) -> None:
     assert (note.kind, note.text, note.used) == ("NCCL Inspector log", "v4.0: 1 collective", True)
     (line,) = found.unjudged
     assert "of its 8 ranks only" in line.why
+
+
+def test_a_published_line_whose_time_is_no_integer() -> None:
+    (note,) = examine([SAMPLES / "inspector_v4_0_float.json"]).notes
+    assert (note.text, note.used) == ("v4.0: 1 collective", True)
 
 
 def test_published_lines_with_markers_and_proxy_traces() -> None:
@@ -263,6 +294,19 @@ def test_an_end_without_a_start_is_no_call(tmp_path: Path) -> None:
     write_clog(CallJob(ranks=2), tmp_path)
     path = tmp_path / "clog_rank0.log"
     path.write_text(path.read_text() + f"C1|E|+9\nC7|S|+1\nnew_comm\n\nC1|sig\nV|1|base_timestamp={START_S}x\n")
+    assert "60 collectives" in examine([tmp_path]).notes[0].text
+
+
+def test_a_log_of_clog_with_other_line_ends_or_too_many_signatures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_clog(CallJob(late={1: 0.004}), tmp_path)
+    for path in tmp_path.iterdir():
+        path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    assert [verdict.ranks for verdict in examine([tmp_path]).verdicts] == [[1]]
+    monkeypatch.setattr(clog, "MOST_SIGNATURES", 1)
+    path = tmp_path / "clog_rank0.log"
+    path.write_text(path.read_text() + "C2|sig|all_gather|comm=world\nC2|S|+1.0\nC2|E|+2.0\n")
     assert "60 collectives" in examine([tmp_path]).notes[0].text
 
 

@@ -114,6 +114,8 @@ def test_where_logs_lie_is_told_by_the_jobs_environment() -> None:
     assert log_folder({"NCCL_INSPECTOR_DUMP_DIR": "/logs", "NCCL_PROFILER_LATENCY_FILE": "/x/y"}) == "/logs"
     assert log_folder({"NCCL_INSPECTOR_DUMP_DIR": "logs"}) == os.path.abspath("logs")
     assert log_folder({"NCCL_PROFILER_LATENCY_FILE": "/x/latency-%h.json"}) == "/x"
-    assert log_folder({}) == ""
+    assert log_folder({"NCCL_INSPECTOR_ENABLE": "1"}) == os.path.abspath("nccl-inspector-unknown-jobid")
+    assert log_folder({"NCCL_INSPECTOR_ENABLE": "1", "SLURM_JOBID": "7"}) == os.path.abspath("nccl-inspector-7")
+    assert log_folder({"NCCL_INSPECTOR_ENABLE": "0"}) == log_folder({}) == ""
     named = [{"kind": "call_logs", "folder": folder} for folder in ("/a", "b", 3, "/c\0")]
     assert read_log_folder([*named, {"kind": "ended"}]) == "/a"

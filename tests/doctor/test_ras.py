@@ -12,6 +12,8 @@ from ringside.doctor import Findings, examine, ras
 
 from .ras_maker import communicator, event, member, reading
 
+SAMPLES = Path(__file__).parent / "nccl_samples"
+
 
 def examined(folder: Path, *texts: str) -> Findings:
     """Examine what was printed one after the other into one file."""
@@ -91,6 +93,25 @@ def test_dead_and_silent_ranks(tmp_path: Path) -> None:
     assert (verdict.kind, verdict.ranks) == ("dead_rank", [2])
     assert verdict.evidence["host"] == "10.0.0.0"
     assert found.unjudged[0].what == "what rank 3 did"
+
+
+def test_a_missing_rank_as_nccl_2_28_writes_it(tmp_path: Path) -> None:
+    """A comma is missing there, and so is the whole of what was read, just where a rank is."""
+    last = reading(0, communicator(counts(41, 41), missing={2: "considered_dead"}))
+    status = '"nvml_dev": 2,\n          "status"'
+    assert status in last
+    found = examined(tmp_path, last.replace(status, status.replace(",", "")).replace("2.30.7", "2.28.9"))
+    assert [(verdict.kind, verdict.ranks) for verdict in found.verdicts] == [("dead_rank", [2])]
+
+
+def test_the_published_reading_and_event(tmp_path: Path) -> None:
+    """The rank is missing, then its process declared dead. The monitor's welcome may stand before."""
+    text = (SAMPLES / "ras_2_29.json").read_text()
+    for before in ("", f"RAS Monitor Mode - watching for peer changes (Ctrl+C to exit)...\n{'=' * 64}\n"):
+        found = examined(tmp_path, before, text)
+        assert [(note.kind, note.text) for note in found.notes] == [(ras.KIND, "1 reading, 1 event")]
+        (verdict,) = found.verdicts
+        assert (verdict.kind, verdict.ranks, verdict.evidence["pid"]) == ("dead_rank", [1], 1524345)
 
 
 def test_events_of_the_monitor_name_the_rank_where_a_reading_knows_it(tmp_path: Path) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from bench.monitor.nccl_rings import RECORDS, WrittenRing
 from tests.native.nccl import play, play_ranks
 
 from ringside import _core
 from ringside.monitor.nccl import causes as causes_module
 from ringside.monitor.nccl.calls import CALL, GIVEN_UP_NS, MOST_CALLS, SETTLED_NS, WAIT, WAITS, Calls, Joined
 from ringside.monitor.nccl.causes import LATE_RANK, LEAST_CALLS, NOT_KNOWN, SLOW_GPU, SLOW_LINK, Blame, Causes
-from ringside.monitor.nccl.report import blame_line, report_lines
+from ringside.monitor.nccl.report import NcclReport, blame_line, report_lines
 from ringside.monitor.nccl.ring import (
     CALLED,
     CHANGED,
@@ -60,6 +62,23 @@ def test_a_call_is_over_when_its_kernels_have_ended_and_nothing_more_comes() -> 
     (call,) = calls.add(records(), SETTLED_NS + 10**7).calls
     assert (call["arrived_gpu_ns"], call["ended_gpu_ns"]) == (700, 900)
     assert len(calls.add(records((4, KERNEL, STOPPED, handle(2, KERNEL), 3, 900)), 2 * GIVEN_UP_NS).calls) == 0
+
+
+def test_what_comes_late_for_a_call_that_is_over_is_no_other_ones() -> None:
+    """Of two calls the second is over; its records are gone from between those of the first."""
+    calls = Calls()
+    both = records(
+        (1, COLLECTIVE, STARTED, 0, 0, 0),
+        (2, KERNEL, STARTED, handle(1, COLLECTIVE), 1, 700),
+        (3, COLLECTIVE, STARTED, 0, 1, 0),
+        (4, KERNEL, STARTED, handle(3, COLLECTIVE), 1, 800),
+        (5, KERNEL, STOPPED, handle(4, KERNEL), 2, 900),
+    )
+    (call,) = calls.add(both, 2 * SETTLED_NS).calls
+    assert (call["arrived_gpu_ns"], call["ended_gpu_ns"]) == (800, 900)
+    assert len(calls.add(records((6, KERNEL, STOPPED, handle(4, KERNEL), 2, 950)), 3 * SETTLED_NS).calls) == 0
+    (call,) = calls.add(records((7, KERNEL, STOPPED, handle(2, KERNEL), 3, 990)), 4 * SETTLED_NS).calls
+    assert (call["arrived_gpu_ns"], call["ended_gpu_ns"]) == (700, 990)
 
 
 def test_a_call_that_no_kernel_came_to_is_given_up() -> None:
@@ -117,6 +136,12 @@ def test_what_steps_wait_for_is_summed_and_the_network_also_as_one_time() -> Non
     waits = Calls().add(made, 0, is_last=True).waits
     told = {int(row["peer"]): (row["steps"], row["size_bytes"], row["send"], row["network"]) for row in waits}
     assert told == {1: (2, 200, pytest.approx(0.009), pytest.approx(0.007)), 2: (1, 100, *[pytest.approx(0.001)] * 2)}
+
+
+def test_a_step_that_names_no_operation_harms_nothing() -> None:
+    """A ring that a process has damaged."""
+    made = records((1, COLLECTIVE, STARTED, 0, 0, 0), (2, STEP, CHANGED, handle(1, COLLECTIVE), 1, 0))
+    assert len(Calls().add(made, SETTLED_NS, is_last=True).calls) == 1
 
 
 def made_calls(stays: Sequence[float] | np.ndarray, queued: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -194,6 +219,18 @@ def test_what_version_4_does_not_tell_leaves_the_cause_open() -> None:
     (blame,) = blamed(*ranks)
     assert (blame.cause, blame.host_seconds, blame.gpu_seconds) == (NOT_KNOWN, 0.0, 0.0)
     assert "not known" in blame_line(blame)
+
+
+def test_how_many_calls_came_from_captured_graphs_is_said() -> None:
+    causes = Causes()
+    for rank, stays in enumerate((LONG, SHORT)):
+        calls = made_calls(stays, NO)
+        calls["is_captured"][:40], calls["is_called"][:40] = True, False
+        causes.add({0: RecordedCommunicator(9, 2, rank, "dp")}.get, rank, Joined(calls, np.zeros(0, WAIT)))
+    counts = {"processes": 2, "interface": 6, "records": 1, "dropped": 0, "torn": 0}
+    late, captured = report_lines(NcclReport(**counts, blames=causes.blames(), communicators=causes.seen()))
+    assert late.endswith("rank 1 (whether its host or its GPU is not known)")
+    assert captured == "NCCL: 80 calls came from captured graphs, of which no call of a host is told"
 
 
 def test_a_rank_seen_in_fewer_than_half_of_its_calls_blames_nobody() -> None:
@@ -298,6 +335,22 @@ def test_ranks_on_other_hosts_are_said_to_be_missing(tmp_path: Path) -> None:
     watch.poll()
     watch.poll(is_last=True)
     assert "1 of 3 ranks were seen here: not compared" in report_lines(watch.report())[-1]
+
+
+def test_rings_that_went_round_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """What is not over at one reading is taken up at the next one, also where records lie in two parts of a ring."""
+    rings = [WrittenRing(tmp_path, rank, 2, channels=24) for rank in range(2)]
+    watch, turns, calls = NcclWatch(tmp_path), 9, 200
+    for turn in range(turns):
+        for call in range(calls):
+            for rank, ring in enumerate(rings):
+                ring.add(turn * calls + call, time.monotonic_ns(), 1_000_000 * rank)
+        watch.poll()
+    assert watch.records == turns * calls * 2 * 49 > 2 * 2 * RECORDS
+    watch.poll(is_last=True)
+    (seen,) = watch.report().communicators
+    assert seen.calls == turns * calls
+    assert seen.late_seconds == {1: pytest.approx(turns * calls * 0.001)}
 
 
 def test_a_ring_of_another_version_is_refused_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

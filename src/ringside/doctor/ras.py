@@ -28,6 +28,10 @@ STILL_S = 5.0
 MESSAGES = ("Send", "Recv", "SendRecv")
 """Not every rank calls these equally often."""
 _SIGNS = re.compile(rb'"(?:nccl_version|communicators_count)"\s*:|"group"\s*:\s*"(?:LIFECYCLE|TRACE)"')
+_FIRST = re.compile(rb"\s*(?:RAS Monitor Mode.*\n=+\s+)?\{")
+"""The monitor's welcome goes to stderr, which may be in the same file."""
+_NO_COMMA = re.compile(rb'("nvml_dev": -?\d+)(\s+"status")')
+"""NCCL 2.28 forgets it, of each rank that is missing; its version stands at the beginning."""
 MOST_ROWS = 64
 
 Place = tuple[str, int, int]
@@ -141,8 +145,8 @@ class Readings:
 
 def matches(source: Source) -> bool:
     """Return whether a source begins with a reading of RAS or an event of its monitor."""
-    head = source.head.lstrip()
-    return head[:1] == b"{" and bool(_SIGNS.search(head[:2048])) and b'"timestamp"' in head[:2048]
+    head = source.head[:2048]
+    return bool(_FIRST.match(head) and _SIGNS.search(head)) and b'"timestamp"' in head
 
 
 def read(sources: Sequence[Source], progress: Progress) -> Findings:
@@ -156,7 +160,8 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
         with source.open() as stream:
             for text in _documents(stream):
                 try:
-                    document = msgspec.json.decode(text, type=Document)
+                    whole = _NO_COMMA.sub(rb"\1,\2", text) if b'"2.28.' in text[:64] else text
+                    document = msgspec.json.decode(whole, type=Document)
                 except UNDECODABLE:
                     damaged += 1
                     continue

@@ -7,20 +7,25 @@ others' n-th. Calls of a graph's capture are no runs; those of its replays are t
 from __future__ import annotations
 
 import re
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 
 from ringside.decoding import plain_count
 from ringside.doctor.calls.judge import judge_files
-from ringside.doctor.calls.record import Calls, line_batches
+from ringside.doctor.calls.record import Calls, Stream, line_batches
 from ringside.doctor.files.source import Progress, Source
 from ringside.doctor.findings import Findings, Note
 from ringside.text import counted
 
 KIND = "ClogHook log"
 _FIRST_LINE = re.compile(rb"\AV\|\d+\|base_timestamp=")
-_EVENT = re.compile(rb"C(\d{1,9})\|([SE])\|\+(\d{1,10}\.?\d{0,9})\Z")
-_REPLAYED = re.compile(rb"G\d+\|R\d+\|C\d+\|E\|")
+_LINE = re.compile(
+    rb"^(?:C(\d{1,9})\|([SE])\|\+(\d{1,10}\.?\d{0,9})"  # a call of this signature starts or ends
+    rb"|((?:V|new_comm|C\d{1,9}\|sig)\|.*)"  # what is needed to understand these
+    rb"|(G\d+\|R\d+\|C\d+\|E)\|.*)\r?$",  # one in a graph that is replayed ends
+    re.MULTILINE,
+)
+MOST_SIGNATURES = 1 << 17
 _MOST_OPEN = 10_000
 
 
@@ -34,43 +39,62 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
     return judge_files(KIND, sources, progress, _read_log)
 
 
+class _Kind:
+    """Calls of one function that a rank made in a communicator.
+
+    Attributes:
+        named: The communicator, the function and the rank.
+        made: How many have started.
+        stream: Those that have ended; None: none has, for `judge` takes no stream for empty.
+    """
+
+    __slots__ = ("made", "named", "stream")
+
+    def __init__(self, named: tuple[str, str, int]) -> None:
+        self.named, self.made = named, 0
+        self.stream: Stream | None = None
+
+
 def _read_log(source: Source, calls: Calls) -> Note:
     base_s = 0.0
     ranks: dict[str, int] = {}
-    signatures: dict[bytes, tuple[str, str]] = {}
-    made: dict[tuple[str, str], int] = defaultdict(int)
-    begun: dict[bytes, deque[tuple[int, float]]] = defaultdict(lambda: deque(maxlen=_MOST_OPEN))
+    kinds: dict[tuple[str, str, int], _Kind] = {}
+    # Of each signature its kind, for ranks count these alike whatever the signatures' own numbers, and what is open.
+    signatures: dict[bytes, tuple[_Kind, deque[tuple[int, float]]]] = {}
     ended = replayed = 0
     with source.open() as stream:
-        for line in (line for batch in line_batches(stream) for line in batch.splitlines()):
-            if match := _EVENT.match(line):
-                signature, event, moment = match[1], match[2], base_s + float(match[3])
-                if signature not in signatures:
+        lines = (line for batch in line_batches(stream) for line in _LINE.findall(batch))
+        for signature, event, moment, text, replay in lines:
+            if signature:
+                if (known := signatures.get(signature)) is None:
                     continue
-                communicator, function = kind_of_call = signatures[signature]
+                kind, begun = known
                 if event == b"S":
-                    # ranks count a kind of call alike, whatever the signatures' own numbers
-                    made[kind_of_call] += 1
-                    begun[signature].append((made[kind_of_call], moment))
-                elif begun[signature]:
-                    seq, start_s = begun[signature].popleft()
-                    took_s = max(moment - start_s, 0.0)
-                    # only what ended makes a stream: `judge` takes none for empty
-                    calls.stream(communicator, function, ranks[communicator]).add(seq, start_s, took_s)
+                    kind.made += 1
+                    begun.append((kind.made, base_s + float(moment)))
+                elif begun:
+                    seq, start_s = begun.popleft()
+                    if kind.stream is None:
+                        kind.stream = calls.stream(*kind.named)
+                    kind.stream.add(seq, start_s, max(base_s + float(moment) - start_s, 0.0))
                     ended += 1
                 continue
-            kind, *fields = line.decode("utf-8", "replace").split("|")
+            if replay:
+                replayed += 1
+                continue
+            word, *fields = text.decode("utf-8", "replace").rstrip("\r").split("|")
             named = dict(field.partition("=")[::2] for field in fields)
-            if kind == "V" and (text := named.get("base_timestamp", "")).replace(".", "", 1).isdecimal():
-                base_s = float(text[:20])
-            elif kind == "new_comm" and "comm" in named and (rank := plain_count(named.get("rank"))) >= 0:
-                ranks[named["comm"]] = rank
-                size = max(plain_count(named.get("world_size")), 0)
-                calls.join(named["comm"], rank, size, (source.name, source.name))
-            elif fields[:1] == ["sig"] and len(fields) > 1 and (comm := named.get("comm", "")) in ranks:
-                signatures[kind[1:].encode()] = comm, fields[1]
-            replayed += bool(_REPLAYED.match(line))
-    text = f"{counted(ended, 'collective')} of {counted(len(ranks), 'communicator')}"
-    text += f", {counted(replayed, 'replayed one')} left out" if replayed else ""
-    text += "; no call began or ended: LIFECYCLE is off" if signatures and not (made or replayed) else ""
-    return Note(file=source.name, kind=KIND, text=text, used=bool(ranks))
+            comm = named.get("comm", "")
+            if word == "V" and (base := named.get("base_timestamp", "")).replace(".", "", 1).isdecimal():
+                base_s = float(base[:20])
+            elif word == "new_comm" and "comm" in named and (rank := plain_count(named.get("rank"))) >= 0:
+                ranks[comm] = rank
+                calls.join(comm, rank, max(plain_count(named.get("world_size")), 0), (source.name, source.name))
+            elif fields[0] == "sig" and len(fields) > 1 and comm in ranks and len(signatures) < MOST_SIGNATURES:
+                of = comm, fields[1], ranks[comm]
+                signatures[word[1:].encode()] = kinds.setdefault(of, _Kind(of)), deque(maxlen=_MOST_OPEN)
+    text_of = f"{counted(ended, 'collective')} of {counted(len(ranks), 'communicator')}"
+    text_of += f", {counted(replayed, 'replayed one')} left out" if replayed else ""
+    has_run = replayed or any(kind.made for kind in kinds.values())
+    text_of += "; no call began or ended: LIFECYCLE is off" if signatures and not has_run else ""
+    return Note(file=source.name, kind=KIND, text=text_of, used=bool(ranks))

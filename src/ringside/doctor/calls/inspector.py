@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -54,7 +55,7 @@ class _Times(msgspec.Struct, gc=False):
 class _Perf(msgspec.Struct, gc=False):
     coll: str
     coll_sn: Count
-    coll_exec_time_us: Count
+    coll_exec_time_us: Annotated[float, msgspec.Meta(ge=0.0, lt=1e19)]  # a whole number, which some write as 5663.0
     event_trace_ts: _Times | None = None
 
 

@@ -8,13 +8,14 @@ Starts are compared on one host alone: between clocks, a rank that is always lat
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import islice
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ringside.doctor.calls.record import Calls, Link, LinkTime, Stream
 from ringside.doctor.files.source import Progress, Source
@@ -22,7 +23,8 @@ from ringside.doctor.findings import Findings, Note, Number, Sheet, Unjudged, ve
 from ringside.monitor.verdict import Verdict
 from ringside.text import counted, duration, percent, rank_list, rate
 
-Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+Integers = NDArray[np.int64]
+Reals = NDArray[np.float64]
 
 ALL_WAIT_FOR_ALL = frozenset({"allreduce", "allgather", "reducescatter", "alltoall", "barrier"})
 """Collectives that no rank leaves before all have come, in lower case and without `_`, `base`, `single`, `v`."""
@@ -38,6 +40,8 @@ ENDS_APART = 0.5
 LEAST_LINKS = 3
 SLOW = 0.5
 """A link is slow below this share of the usual rate."""
+BLOCK_ITEMS = 1 << 16
+"""So many calls of a rank are compared at a time: they stay in a processor's cache."""
 MOST_ROWS = 64
 MOST_CAUSES = 64
 
@@ -206,49 +210,73 @@ def _last_comers(
     calls: Calls, communicator: str, functions: dict[str, dict[int, Stream]], size: int
 ) -> tuple[list[Late], float, str]:
     """Return the ranks that a communicator waits for, the seconds that its records cover, and why nobody is judged."""
-    # The calls that all ranks recorded, function by function: rows of two matrices, which are large and never copied.
+    # The calls that all ranks recorded, function by function.
     indexes = {function: [_numbers(streams[rank]) for rank in range(size)] for function, streams in functions.items()}
     common = {function: reduce(_shared, (numbers for numbers, _ in own)) for function, own in indexes.items()}
-    start_s, took_s = np.empty((2, sum(map(len, common.values())), size))
-    later = np.concatenate([np.arange(len(shared)) * 2 >= len(shared) for shared in common.values()])
-    row = 0
-    for function, shared in common.items():
-        end = row + len(shared)
-        for rank, (numbers, index) in enumerate(indexes[function]):
-            picked = np.searchsorted(numbers, shared) if len(numbers) > len(shared) else np.arange(len(shared))
-            picked = picked if index is None else index[picked]
-            start_s[row:end, rank] = np.frombuffer(functions[function][rank].start_s)[picked]
-            took_s[row:end, rank] = np.frombuffer(functions[function][rank].took_s)[picked]
-        row = end
-    timed = bool(np.isfinite(start_s).all())
-    ends = start_s + took_s if timed else start_s
-    elapsed = float(ends.max() - start_s.min()) if timed and len(ends) else _written_for(calls)
-    if len(took_s) < LEAST_CALLS:
-        return [], elapsed, f"{counted(len(took_s), 'call')} recorded by all ranks: {LEAST_CALLS} or more are needed"
+    count = sum(map(len, common.values()))
+
+    def blocks() -> Iterator[tuple[Reals, Reals, NDArray[np.bool_]]]:
+        """Yield starts and durations, [calls, ranks], and which calls are in the second half: never all at a time."""
+        step = max(BLOCK_ITEMS // size, 1)
+        for function, shared in common.items():
+            for begin in range(0, len(shared), step):
+                numbers = shared[begin : begin + step]
+                start_s, took_s = np.empty((2, len(numbers), size))
+                for rank, (own, index) in enumerate(indexes[function]):
+                    at = np.searchsorted(own, numbers) if len(own) > len(shared) else slice(begin, begin + step)
+                    picked = at if index is None else index[at]
+                    start_s[:, rank] = np.frombuffer(functions[function][rank].start_s)[picked]
+                    took_s[:, rank] = np.frombuffer(functions[function][rank].took_s)[picked]
+                yield start_s, took_s, np.arange(begin, begin + len(numbers)) * 2 >= len(shared)
+
+    first_s, last_s, by_start = np.inf, -np.inf, True
+    for start_s, took_s, _ in blocks():
+        if not np.isfinite(start_s).all():
+            first_s = np.nan
+            break
+        ends = start_s + took_s
+        first_s, last_s = min(first_s, float(start_s.min())), max(last_s, float(ends.max()))
+        # Two hosts of one name have two clocks; on one clock nobody leaves before the last has come.
+        by_start = by_start and bool((start_s.max(axis=1) <= ends.min(axis=1)).all())
+    timed = bool(np.isfinite(first_s))
+    elapsed = last_s - first_s if timed else _written_for(calls)
+    if count < LEAST_CALLS:
+        return [], elapsed, f"{counted(count, 'call')} recorded by all ranks: {LEAST_CALLS} or more are needed"
     if elapsed <= 0.0:
         return [], 0.0, "its calls have no start times and were all written at one moment: no share of time is known"
     clocks = {calls.members.get((communicator, rank), ("", ""))[0] for rank in range(size)}
-    # Two hosts of one name have two clocks; on one clock nobody leaves before the last has come.
-    by_start = timed and len(clocks) == 1 and bool((start_s.max(axis=1) <= ends.min(axis=1)).all())
-    waited = start_s.max(axis=1, keepdims=True) - start_s if by_start else took_s - took_s.min(axis=1, keepdims=True)
-    # How much later than the last of the others; of that, what no spread of the ends can explain.
-    rows = np.arange(len(waited))
-    last = waited.argmin(axis=1)
-    of_last = waited[rows, last]
-    waited[rows, last] = np.inf
-    gap = waited.min(axis=1)
-    waited[rows, last] = of_last
-    certain = gap if by_start else np.maximum(gap - ENDS_APART * took_s.min(axis=1), 0.0)
-    lost = np.stack([np.bincount(last[part], certain[part], size) for part in (~later, later)])
+    by_start = by_start and timed and len(clocks) == 1
+    # By rank: calls into which it came last, how much later than the last of the others, and of that, in each half of
+    # the calls, what no spread of the ends can explain.
+    last_in, gaps, lost = np.zeros(size, np.int64), np.zeros(size), np.zeros((2, size))
+    for start_s, took_s, later in blocks():
+        waited = _waited(start_s, took_s, by_start=by_start)
+        last = waited.argmin(axis=1)
+        waited[np.arange(len(last)), last] = np.inf
+        gap = waited.min(axis=1)
+        certain = gap if by_start else np.maximum(gap - ENDS_APART * took_s.min(axis=1), 0.0)
+        last_in += np.bincount(last, minlength=size)
+        gaps += np.bincount(last, gap, size)
+        lost += [np.bincount(last[part], certain[part], size) for part in (~later, later)]
     rank = int(lost.sum(axis=0).argmax())
     others = np.delete(lost.sum(axis=0), rank)
     if (lost[:, rank] < LEAST_COST * elapsed / 2).any() or lost[:, rank].sum() < AHEAD * others.max():
         return [], elapsed, ""
-    mine = last == rank
-    held = dict(enumerate((mine.astype(np.float64) @ waited).tolist()))
+    held = np.zeros(size)
+    for start_s, took_s, _ in blocks():
+        waited = _waited(start_s, took_s, by_start=by_start)
+        held += (waited.argmin(axis=1) == rank).astype(np.float64) @ waited
     by = "start times" if by_start else "the shortest execution time"
-    late = Late(communicator, rank, float(gap[mine].sum()), int(mine.sum()), len(rows), by, held)
-    return [late], elapsed, ""
+    waits = dict(enumerate(held.tolist()))
+    return [Late(communicator, rank, float(gaps[rank]), int(last_in[rank]), count, by, waits)], elapsed, ""
+
+
+def _waited(start_s: Reals, took_s: Reals, *, by_start: bool) -> Reals:
+    """Return how long each rank waited for the last one of each call."""
+    waited: Reals = (
+        start_s.max(axis=1, keepdims=True) - start_s if by_start else took_s - took_s.min(axis=1, keepdims=True)
+    )
+    return waited
 
 
 def _shared(one: Integers, other: Integers) -> Integers:

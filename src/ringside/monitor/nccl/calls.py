@@ -7,14 +7,15 @@ through when the last one stops; both are times of the GPU. An end may never com
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringside.monitor.intervals import union
 from ringside.monitor.nccl import ring
-from ringside.monitor.nccl.ring import RECORD, Records, joined_records
+from ringside.monitor.nccl.ring import RECORD, Records, joined_rows, picked_records
 
 SETTLED_NS = 250_000_000
 """A call whose kernels have all ended is over once nothing of it has come for so long: proxies report late."""
@@ -26,6 +27,7 @@ MOST_CALLS = 1024
 UNKNOWN = 2**32 - 1
 """The communicator of what a proxy does for another process."""
 
+_NEVER = np.uint64(2**64 - 1)
 _IS_ROOT = np.isin(np.arange(8), (ring.COLLECTIVE, ring.MESSAGE, ring.PROXY))
 
 WAITS = {8: "send_gpu", 20: "send_peer", 9: "send", 10: "recv"}
@@ -80,38 +82,39 @@ class Calls:
             now_ns: The monotonic clock.
             is_last: No more will come: all that has begun is returned.
         """
-        if len(self._records):
-            records = joined_records([self._records, records])
-        if not len(records):
+        parts = self._records, records
+        count = len(self._records) + len(records)
+        if not count:
             return Joined(np.zeros(0, CALL), np.zeros(0, WAIT))
-        count = len(records)
         own = np.arange(count)
-        # Each look at a field goes through all of the records' memory: what is needed twice is kept.
-        kind, what = records["kind"].copy(), records["what"].copy()
+        # Records are not copied as a whole, nor is a field looked at twice: each time goes through all of their memory.
+        kind, what, host_ns = (_column(parts, name) for name in ("kind", "what", "host_ns"))
         is_start = what == ring.STARTED
         # The event that each record is of, by where it starts; then the call that it belongs to: at most two above.
-        # The element behind the last one, which is also at -1, stands for what is not here.
-        before = _where(records)
+        # The element behind the last one stands for what is not here.
+        before = _where(_column(parts, "sequence"), _column(parts, "handle") >> np.uint64(ring.KIND_BITS))
         event = np.where(is_start, own, before)
         has_parent = kind >= ring.KERNEL
         proxies = np.flatnonzero(kind == ring.PROXY)
-        has_parent[proxies] = (records["flags"][proxies] & ring.FOREIGN) == 0
-        above = np.append(np.where(has_parent, before, own), -1)
+        if len(proxies):
+            has_parent[proxies] = (_column(parts, "flags")[proxies] & ring.FOREIGN) == 0
+        above = np.append(np.where(has_parent, before, own), count)
         root = above[above[event]]
         known = np.append(_IS_ROOT[kind & 7], False)[root]
         of_kernels = known & (kind == ring.KERNEL)
         starts = np.flatnonzero(of_kernels & is_start)
         stops = np.flatnonzero(of_kernels & (what == ring.STOPPED))
-        latest = np.zeros(count, np.int64)
-        latest[root[known]] = records["host_ns"][known]  # they come in time's order: of several the last one stays
+        latest = np.zeros(count + 1, np.uint64)
+        latest[root] = host_ns  # they come in time's order: of several the last one stays
 
         # From here on by call: where each begins.
         calls_at = np.flatnonzero(known & (root == own))
         kernels = np.bincount(root[starts], minlength=count)[calls_at]
         open_kernels = kernels - np.bincount(root[stops], minlength=count)[calls_at]
         # A start for which the ring had no room would make a stay shorter. Symmetric kernels tell of no channels.
-        has_ended = (kernels > 0) & (open_kernels <= 0) & (kernels >= records["channels"][calls_at])
-        quiet = now_ns - latest[calls_at]
+        begun = _picked(parts, calls_at)
+        has_ended = (kernels > 0) & (open_kernels <= 0) & (kernels >= begun["channels"])
+        quiet = now_ns - latest[calls_at].astype(np.int64)
         is_done = (has_ended & (quiet >= SETTLED_NS)) | is_last
         if not (open_kernels > 0).any():
             is_done |= quiet >= GIVEN_UP_NS
@@ -120,16 +123,16 @@ class Calls:
         done_calls = np.zeros(count + 1, bool)
         done_calls[calls_at] = is_done
         done = done_calls[root]
-        self._records = records[known & ~done]
+        self._records = _picked(parts, np.flatnonzero(known & ~done))
 
-        first_gpu = np.full(count, np.iinfo(np.uint64).max, np.uint64)
+        first_gpu = np.full(count, _NEVER)
         last_gpu = np.zeros(count, np.uint64)
-        np.minimum.at(first_gpu, root[starts], records["gpu_ns"][starts])
-        np.maximum.at(last_gpu, root[stops], records["gpu_ns"][stops])
+        gpu_ns = _column(parts, "gpu_ns")
+        np.minimum.at(first_gpu, root[starts], gpu_ns[starts])
+        np.maximum.at(last_gpu, root[stops], gpu_ns[stops])
 
         told = np.flatnonzero(is_done & (kind[calls_at] == ring.COLLECTIVE))
-        at = calls_at[told]
-        begun = records[at]
+        at, begun = calls_at[told], picked_records(begun, told)
         calls = np.zeros(len(at), CALL)
         for name in ("communicator", "func", "number"):
             calls[name] = begun[name]
@@ -138,28 +141,39 @@ class Calls:
         calls["enqueued_ns"] = begun["host_ns"]
         calls["arrived_gpu_ns"] = np.where(kernels[told] > 0, first_gpu[at], 0)
         calls["ended_gpu_ns"] = np.where(has_ended[told], last_gpu[at], 0)
-        return Joined(calls, _sum_waits(records, event, before, done & (kind == ring.STEP)))
+        steps = np.flatnonzero(done & (kind == ring.STEP))
+        return Joined(calls, _sum_waits(joined_rows(parts), event, before, steps) if len(steps) else np.zeros(0, WAIT))
 
 
-def _where(records: Records) -> NDArray[np.int64]:
-    """Return where the event that each record names starts; -1: not here."""
-    sequence, number = records["sequence"].copy(), records["handle"] >> np.uint64(ring.KIND_BITS)
-    # Nearly all follow each other without a gap.
-    at: NDArray[np.int64] = number.astype(np.int64) + (len(sequence) - 1 - int(sequence[-1]))
-    is_near = (at >= 0) & (at < len(sequence)) & (number > 0)
-    at[~is_near] = -1
-    is_near &= sequence[at] == number
-    rest = np.flatnonzero(~is_near & (number > 0))
-    at[~is_near] = -1
+def _column(parts: Sequence[Records], name: str) -> NDArray[Any]:
+    """Return a field of records one behind the other."""
+    return np.concatenate([part[name] for part in parts])
+
+
+def _picked(parts: tuple[Records, Records], at: NDArray[np.int64]) -> Records:
+    """Return some of records one behind the other; `at` ascends."""
+    first, second = parts
+    split = int(np.searchsorted(at, len(first)))
+    return joined_rows([picked_records(first, at[:split]), picked_records(second, at[split:] - len(first))])
+
+
+def _where(sequence: NDArray[np.uint64], number: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return where the event of each number starts in ascending sequence; `len(sequence)`: not here."""
+    count = len(sequence)
+    # Nearly all follow each other without a gap. What would be below 0 is a very large number instead.
+    at: NDArray[np.int64] = number.view(np.int64) - (int(sequence[-1]) - count + 1)
+    is_here = at.view(np.uint64) < count
+    is_here &= sequence.take(at, mode="clip") == number
+    at[~is_here] = count
+    rest = np.flatnonzero(~is_here & (number > 0))
     if len(rest):
         found = np.searchsorted(sequence, number[rest])
-        found[found == len(sequence)] = 0
-        at[rest] = np.where(sequence[found] == number[rest], found, -1)
+        at[rest] = np.where(sequence.take(found, mode="clip") == number[rest], found, count)
     return at
 
 
 def _sum_waits(
-    records: Records, event: NDArray[np.int64], before: NDArray[np.int64], of_steps: NDArray[np.bool_]
+    records: Records, event: NDArray[np.int64], before: NDArray[np.int64], steps: NDArray[np.int64]
 ) -> NDArray[np.void]:
     """Return what proxies waited for, per peer.
 
@@ -167,17 +181,14 @@ def _sum_waits(
         records: All of them.
         event: Of every record where its event starts.
         before: Of every record where the event that it names starts: of a step's start, its operation.
-        of_steps: Which records are of steps that are over.
+        steps: Where the records are of steps that are over.
     """
-    at = np.flatnonzero(of_steps)
     # The records of one step one after the other: a state lasts until the next one.
-    at = at[np.lexsort((records["host_ns"][at], event[at]))]
-    if not len(at):
-        return np.zeros(0, WAIT)
+    at = steps[np.lexsort((records["host_ns"][steps], event[steps]))]
     host = records["host_ns"][at].astype(np.int64)
     seconds = np.zeros(len(at))
     seconds[:-1] = np.where(event[at][1:] == event[at][:-1], (host[1:] - host[:-1]) / 1e9, 0.0)
-    operation = records[before[event[at]]]
+    operation = records.take(before[event[at]], mode="clip")  # a damaged ring may have steps of nothing
     keys, index = np.unique(
         np.array([operation["communicator"], operation["peer"], operation["flags"] & ring.SENDS], np.int64),
         axis=1,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ringside.decoding import MOST_RANKS
 from ringside.monitor.nccl.calls import WAITS, Joined
-from ringside.monitor.nccl.ring import RecordedCommunicator
+from ringside.monitor.nccl.ring import RecordedCommunicator, joined_rows
 
 TOGETHER = (b"AllReduce", b"AllGather", b"ReduceScatter", b"AlltoAll")
 """Collectives that nobody leaves before the last has come."""
@@ -150,7 +150,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     waits: list[PeerWaits]
 
 
-STAY = np.dtype([("number", "u8"), ("rank", "i4"), ("seconds", "f8"), ("enqueued_ns", "i8")])
+STAY = np.dtype([("number", "u8"), ("rank", "i8"), ("seconds", "f8"), ("enqueued_ns", "i8")])
 """One rank's part in a collective: how long it was in it, and when its host called it; -1: not known."""
 
 
@@ -180,7 +180,7 @@ class _Known:
     def compare_new(self) -> None:
         """Compare the calls of which all ranks' times are known by now."""
         for function, new in self.new.items():
-            stays = np.concatenate([self.open.get(function, np.zeros(0, STAY)), *new])
+            stays = joined_rows([self.open.get(function, np.zeros(0, STAY)), *new])
             # By number and rank; of a call that is told twice the later one counts.
             stays = stays[np.lexsort((stays["rank"], stays["number"]))]
             is_last = np.ones(len(stays), bool)
@@ -269,10 +269,11 @@ class Causes:
             joined: What is over.
         """
         calls = joined.calls
-        for number in np.unique(calls["communicator"]).tolist():
+        numbers = set(calls["communicator"].tolist())
+        for number in numbers:
             if (communicator := named(number)) is not None:
-                known = self._of(communicator, global_rank)
-                self._add_calls(known, communicator.rank, calls[calls["communicator"] == number])
+                own = calls if len(numbers) == 1 else calls[calls["communicator"] == number]
+                self._add_calls(self._of(communicator, global_rank), communicator.rank, own)
         # what proxies do for other processes has no communicator of this one
         for row in joined.waits:
             if (communicator := named(int(row["communicator"]))) is not None:

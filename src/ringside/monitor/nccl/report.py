@@ -88,6 +88,8 @@ def report_lines(report: NcclReport) -> list[str]:
             lines.append(
                 f"NCCL: a rank of communicator {one.id} was seen in {one.seen_ratio:.0%} of its calls: nobody is named"
             )
+    if captured := sum(one.captured for one in report.communicators):
+        lines.append(f"NCCL: {counted(captured, 'call')} came from captured graphs, of which no call of a host is told")
     if report.dropped:
         lines.append(f"NCCL: {report.dropped} events were dropped, for which the ring had no room")
     return lines
@@ -108,6 +110,8 @@ def log_folder(environ: Mapping[str, str]) -> str:
     """
     if folder := environ.get("NCCL_INSPECTOR_DUMP_DIR"):
         return os.path.abspath(folder)
+    if environ.get("NCCL_INSPECTOR_ENABLE", "0") not in ("", "0"):
+        return os.path.abspath(f"nccl-inspector-{environ.get('SLURM_JOBID', 'unknown-jobid')}")
     if file := environ.get("NCCL_PROFILER_LATENCY_FILE"):
         return os.path.dirname(os.path.abspath(file))
     return ""

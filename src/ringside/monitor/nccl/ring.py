@@ -6,7 +6,8 @@ import mmap
 import os
 import stat
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,17 @@ RECORD = np.dtype(
 )
 
 
-def joined_records(parts: Sequence[Records]) -> Records:
-    """Return records one behind the other; as words, NumPy copies them three times as fast."""
-    words: Records = np.concatenate([part.view(np.uint64) for part in parts]).view(RECORD)
-    return words
+def joined_rows(parts: Sequence[NDArray[np.void]]) -> NDArray[np.void]:
+    """Return rows one behind the other: NumPy copies words three to ten times as fast as structures."""
+    rows: NDArray[np.void] = np.concatenate([part.view(np.uint64) for part in parts]).view(parts[0].dtype)
+    return rows
+
+
+def picked_records(records: Records, at: NDArray[np.int64]) -> Records:
+    """Return the records there, copied as words likewise."""
+    words = records.view(np.uint64).reshape(len(records), RECORD.itemsize // 8)
+    picked: Records = words.take(at, axis=0).view(RECORD).reshape(len(at))
+    return picked
 
 
 class RecordedCommunicator(msgspec.Struct, frozen=True):
@@ -220,6 +228,12 @@ class Ring:
         Raises:
             RingsideError: It is damaged.
         """
+        with self.taken_out(alive) as records:
+            return joined_rows([records])
+
+    @contextmanager
+    def taken_out(self, alive: bool | None = None) -> Iterator[Records]:
+        """Give what `drain` returns where it lies, if it can: its room is free for others when the context is left."""
         alive = self.is_alive() if alive is None else alive  # asked first: what a process wrote before it ended is seen
         size = len(self._records)
         tail, head = int(self._words[TAIL]), int(self._words[HEAD])
@@ -227,17 +241,21 @@ class Ring:
             raise RingsideError(f"{self.path} is damaged: {head} records were begun and {tail} taken out")
         self._learn_communicators()
         count, self._head = head - tail, head
-        parts = [self._records[tail % size : min(tail % size + count, size)]]
-        if len(parts[0]) < count:
-            parts.append(self._records[: count - len(parts[0])])
-        numbers = np.arange(tail + 1, head + 1, dtype=np.uint64)
+        found = self._records[tail % size : min(tail % size + count, size)]
+        if len(found) < count:
+            rest = self._records[: count - len(found)]
+            sequence = np.concatenate([found["sequence"], rest["sequence"]])
+            found = joined_rows([found, rest])
+        else:
+            sequence = found["sequence"]
         # the sequences first: a record is whole from the moment at which its own is there
-        is_whole = np.concatenate([part["sequence"] for part in parts]) == numbers
+        is_whole = sequence == np.arange(tail + 1, head + 1, dtype=np.uint64)
         if not is_whole.all():
             if alive:  # a thread is about to write one
                 count = int(np.argmin(is_whole))
+                found = found[:count]
             else:
                 self.torn += int(np.count_nonzero(~is_whole))
-        found = joined_records(parts)[:count]
+                found = found[is_whole]
+        yield found
         self._words[TAIL] = tail + count
-        return found if alive else found[is_whole[:count]]

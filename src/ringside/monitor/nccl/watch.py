@@ -24,7 +24,7 @@ from ringside.processes import is_running, start_time
 from ringside.text import first_line
 
 PLUGIN_VARIABLE = "NCCL_PROFILER_PLUGIN"
-READ_SECONDS, _FULL = 4.0, 0.25
+READ_SECONDS, _FULL = 8.0, 0.25
 """Rings are read so often, or when one is so full; reading rarely costs least."""
 _CONF_BYTES = 1 << 20
 _LOOK_S = 1.0
@@ -93,14 +93,14 @@ class NcclWatch:
             alive = not is_last and (ring.has_news or ring.is_alive())
             is_over = is_last or not alive
             try:
-                records = ring.drain(alive or ring.is_alive())
+                with ring.taken_out(alive or ring.is_alive()) as records:
+                    self.records += len(records)
+                    joined = calls.add(records, time.monotonic_ns(), is_last=is_over)
             except RingsideError as error:
                 _log.warning("%s", str(error))
                 self._refused.add(path)
                 del self._rings[path]
                 continue
-            self.records += len(records)
-            joined = calls.add(records, time.monotonic_ns(), is_last=is_over)
             self._causes.add(ring.communicator, ring.global_rank, joined)
             self._interface = max(self._interface, ring.interface)
             if is_over:
