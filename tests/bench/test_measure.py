@@ -436,7 +436,7 @@ def test_gloo_is_called_as_users_call_it(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     def opened(dtype: str, op: str) -> Contender:
         asked = BenchPlan(key="", ranks=3, sizes_bytes=(4,), dtype=dtype, op=op)
-        return peers.open_gloo(asked, comm, tmp_path)
+        return peers.opener_of("gloo")(asked, comm, tmp_path)
 
     plain = opened("float32", "sum")
     ((what, how),) = joined
@@ -470,7 +470,7 @@ def test_open_mpi_reduces_in_place_and_refuses_what_it_has_not(monkeypatch: pyte
 
     def opened(ranks: int, dtype: str, op: str) -> Contender:
         asked = BenchPlan(key="", ranks=ranks, sizes_bytes=(4,), dtype=dtype, op=op, peers=("mpich",))
-        return peers.open_mpi(asked, comm, tmp_path)
+        return peers.opener_of("mpi")(asked, comm, tmp_path)
 
     peer = opened(2, "float32", "max")
     assert package.rc.threads is False

@@ -23,7 +23,7 @@ from ringside.engine.probe.links import (
     slowest_of_ring,
     suspect_links,
 )
-from ringside.engine.probe.prober import Effort, Probe, Prober, arrival_rate, remeasure_slow_links
+from ringside.engine.probe.prober import Effort, Probe, Prober, arrival_rate, measure_cluster, remeasure_slow_links
 from ringside.engine.probe.reachability import answering, own_address, unreachable
 from ringside.engine.topology import usable_cores
 
@@ -252,7 +252,7 @@ def test_what_arrives_together_is_one_rate():
 
 
 def test_the_cluster_knows_who_shares_cores():
-    of = on_threads(3, lambda across: Prober(across).cluster(uniform(3, 1e-4, 1e-8)))[0]
+    of = on_threads(3, lambda across: measure_cluster(Prober(across), uniform(3, 1e-4, 1e-8)))[0]
     assert of.machines == (0, 0, 0)
     assert 0 < of.inside[0] < 1e-4  # within a host a message takes less than between them
     assert of.cores == (usable_cores(),) * 3

@@ -21,7 +21,7 @@ from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OP_CODES
 from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.net.reduction import Reduction
-from ringside.engine.probe.prober import QUICK, Probe, Prober
+from ringside.engine.probe.prober import QUICK, Probe, Prober, measure_cluster
 from ringside.engine.tuner.cache import Mode, are_alike, cache_path, load_table, store_table
 from ringside.engine.tuner.drift import DRIFT, EVERY_NOTED, Drift
 from ringside.engine.tuner.explain import Explanation
@@ -793,7 +793,7 @@ def test_with_a_wire_dtype_all_reduces_are_timed_and_expected_that_way():
 
         across.all_reduce = all_reduce
         prober.time_once(AlgorithmSpec("ring"), np.zeros(1000, dtype=np.float32))
-        shared = prober.cluster(uniform(2, ALPHA, 1 / 118e6))
+        shared = measure_cluster(prober, uniform(2, ALPHA, 1 / 118e6))
         selector.use(table({(NATIVE, MB): 0.02, ("ring", MB): 0.01}).encode())
         drifts = []
         for seconds, dtype in ((0.01, "float32"), (0.05, "float64"), (0.05, "float32")):

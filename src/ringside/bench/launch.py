@@ -99,7 +99,7 @@ def run_ranks(plan: BenchPlan, observe: Observer = lambda rank, message: None) -
 
 
 def _mpi_memory(directory: Path) -> Path:
-    """Where Open MPI's shared segments begin; its ranks unlink them once all have mapped them (`peers.open_mpi`)."""
+    """Where Open MPI's shared segments begin; its ranks unlink them once all have mapped them (`peers._open_mpi`)."""
     return Path("/dev/shm", directory.name)
 
 

@@ -1,7 +1,7 @@
 """The engines that are measured, as values: ours and its peers. Only the ranks import torch and mpi4py.
 
 `bench/peers.sh` makes an environment for every MPI, and what vLLM and DeepSpeed reduce with. `mpi` is the one that this
-interpreter finds. A peer named `MODULE:FUNCTION` is opened by that function, with the arguments of `open_gloo`.
+interpreter finds. A peer named `MODULE:FUNCTION` is opened by that function, with the arguments of `_open_gloo`.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def ours(comm: Any, plan: BenchPlan, array: str = "numpy") -> list[Contender]:
     return contenders
 
 
-def open_gloo(plan: BenchPlan, comm: HostCommunicator, directory: Path) -> Contender:
+def _open_gloo(plan: BenchPlan, comm: HostCommunicator, directory: Path) -> Contender:
     """Join the ranks' Gloo group, for the collectives of `torch.distributed` on private tensors and nothing else.
 
     Args:
@@ -222,7 +222,7 @@ def _as_tensor(array: Any, dtype: str) -> Any:
     return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
 
 
-def open_mpi(plan: BenchPlan, comm: HostCommunicator, directory: Path) -> Contender:
+def _open_mpi(plan: BenchPlan, comm: HostCommunicator, directory: Path) -> Contender:
     """Return an MPI on the world that its mpirun started: collectives of mpi4py's buffers, in place where it can be."""
     import mpi4py
 
@@ -286,7 +286,7 @@ def _told_by(program: Path) -> str:
         return ""
 
 
-def open_vllm(plan: BenchPlan, comm: HostCommunicator, directory: Path) -> Contender:
+def _open_vllm(plan: BenchPlan, comm: HostCommunicator, directory: Path) -> Contender:
     """Return vLLM's collectives over shared memory (`csrc/cpu/shm.cpp`), which know sums of floats alone."""
     import torch
 
@@ -307,7 +307,7 @@ def open_vllm(plan: BenchPlan, comm: HostCommunicator, directory: Path) -> Conte
     return Contender("vllm", "private", wrap, calls, array="torch", about=about)
 
 
-def open_deepspeed(plan: BenchPlan, comm: HostCommunicator, directory: Path) -> Contender:
+def _open_deepspeed(plan: BenchPlan, comm: HostCommunicator, directory: Path) -> Contender:
     """Return DeepSpeed's all-reduce over shared memory (`csrc/cpu/comm/shm.cpp`), which knows sums of floats alone."""
     import torch
 
@@ -341,4 +341,4 @@ def opener_of(peer: str) -> Opener:
         module, _, name = peer.partition(":")
         own: Opener = getattr(importlib.import_module(module), name)
         return own
-    return {"gloo": open_gloo, "vllm": open_vllm, "deepspeed": open_deepspeed}.get(peer, open_mpi)
+    return {"gloo": _open_gloo, "vllm": _open_vllm, "deepspeed": _open_deepspeed}.get(peer, _open_mpi)

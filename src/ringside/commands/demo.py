@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
     if args.kill:
         return demo_kill.run(args)
     if args.all:
-        return tour(args)
+        return _tour(args)
     status, path, content = demonstrate(args)
     if not args.json:
         print(path)
@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
     return status
 
 
-def tour(args: argparse.Namespace) -> int:
+def _tour(args: argparse.Namespace) -> int:
     """Demonstrate the faults of `TOUR`, one after the other; return the worst exit status."""
     contents, worst = [], 0
     for kind in TOUR:
@@ -185,7 +185,7 @@ def demonstrate(args: argparse.Namespace) -> tuple[int, Path, dict[str, Any] | N
     least = demo_link.HOSTS if _is_link(args.inject) else 2
     ranks = max(usable_cores(), least) if args.nproc_per_node is None else args.nproc_per_node
     seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
-    fault = choose_fault(args, ranks, seed)
+    fault = _choose_fault(args, ranks, seed)
     sources(args.corpus)
     path, warning = choose_directory(args.run_dir, "demo")
     display = LiveDisplay(quiet=args.quiet)
@@ -218,7 +218,7 @@ def demonstrate(args: argparse.Namespace) -> tuple[int, Path, dict[str, Any] | N
     # 3. Its end: there may be nothing to show.
     extra: dict[str, Any] = {"comparison": show.run.comparison or None}
     if not stop.signum:
-        fault = as_fixed(fault, path, began)
+        fault = _as_fixed(fault, path, began)
         extra["injected"] = injected(fault)
     concluded = conclude_run(path, [] if stop.signum else launch.deaths, extra)
     if stop.signum:
@@ -256,7 +256,7 @@ def demonstrate(args: argparse.Namespace) -> tuple[int, Path, dict[str, Any] | N
     return int(not right), path, {**summary, "run_dir": str(path), "reveal": found}
 
 
-def choose_fault(args: argparse.Namespace, ranks: int, seed: int) -> Fault | None:
+def _choose_fault(args: argparse.Namespace, ranks: int, seed: int) -> Fault | None:
     """Return the fault that is asked for, or one drawn at random; None: none is injected.
 
     Raises:
@@ -290,7 +290,7 @@ def _training_command(
     return demo_kill.training_command(args, ranks, seed, "-m", "ringside.demo.train", *more)
 
 
-def as_fixed(fault: Fault | None, path: Path, began: Sequence[int]) -> Fault | None:
+def _as_fixed(fault: Fault | None, path: Path, began: Sequence[int]) -> Fault | None:
     """Return a fault with the factor that its calibration came to, or the step at which a link became slow."""
     if isinstance(fault, Link) and began:
         return replace(fault, from_step=began[0])

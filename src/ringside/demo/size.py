@@ -103,8 +103,7 @@ def measure_change(steps: NDArray[np.int64], own: Floats, rank: int, since: int)
 
 
 def _others(own: Floats, rank: int) -> Floats:
-    others: Floats = np.median(np.delete(own, rank, axis=1), axis=1)
-    return others
+    return np.median(np.delete(own, rank, axis=1), axis=1)
 
 
 def _variance(values: Floats) -> tuple[float, int]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import logging
 import os
 import sys
 import time
@@ -81,7 +80,6 @@ def meet_ranks(store: Store) -> tuple[SwitchPlan, Store]:
     return msgspec.json.decode(shared.get("plan"), type=SwitchPlan), PrefixStore("messages", shared)
 
 
-_log = logging.getLogger(__name__)
 IDLE_S = 86400.0
 _LEAVING_S = 1.0  # for the last message to the ranks
 TRY = datetime.timedelta(seconds=5)

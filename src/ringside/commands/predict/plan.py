@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
             step.topology, step.size_bytes, compute_s=step.work_s, measured=step.measured, ran=step.buckets
         )
     else:
-        topology = system_hardware(args) if args.system else hardware(args)
+        topology = _system_hardware(args) if args.system else hardware(args)
         nbytes, parameters = gradient_bytes(args)
         question = PlanQuestion(topology, nbytes, compute_s=args.compute_seconds)
     memory_bytes = DEVICE_BYTES.get(question.topology.name)
@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
         accumulated=args.accumulate,
         base_batch=args.base_batch,
     )
-    job = asked_job(args, question)
+    job = _asked_job(args, question)
     if question.compute_s is not None and job.actions >= SLOW_ACTIONS:
         count = f"{job.actions:,} layers of micro-batches"
         print(f"({count} are played for every host count and change: this takes seconds)", file=sys.stderr)
@@ -142,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if unfit else 0
 
 
-def asked_job(args: argparse.Namespace, question: PlanQuestion) -> Job:
+def _asked_job(args: argparse.Namespace, question: PlanQuestion) -> Job:
     """Return how the model is trained: with the least stage of ZeRO that fits where none is given."""
     activations = size_bytes(args.activation_bytes, "--activation-bytes") if args.activation_bytes else 0.0
     job = Job(
@@ -181,7 +181,7 @@ def hardware_of(run: Run, args: argparse.Namespace) -> Topology | None:
     return hardware(args).sized(len(sizes), sizes)
 
 
-def system_hardware(args: argparse.Namespace) -> Topology:
+def _system_hardware(args: argparse.Namespace) -> Topology:
     """Return the system of --system, and print on stderr which tables measured it."""
     if args.preset or args.topology or args.hosts is not None or args.ranks_per_host is not None:
         raise UsageError("--system takes --gpus and --nccl, not --preset, --topology, --hosts or --ranks-per-host")

@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(to_json(scores, points=args.points), indent=1))
     else:
         wide = None if sys.stdout.isatty() else 160  # a file or a pipe has no width of its own
-        print_scores(scores, SafeConsole(file=sys.stdout, highlight=False, width=wide))
+        _print_scores(scores, SafeConsole(file=sys.stdout, highlight=False, width=wide))
     if args.html is not None:
         from ringside.view.html.predictions import score_page
 
@@ -196,7 +196,7 @@ def to_json(scores: Sequence[Score], *, points: bool = False) -> dict[str, Any]:
     return {"schema": SCHEMA, "mode": mode, "tables": tables, "summary": asdict(summary(scores))}
 
 
-def print_scores(scores: Sequence[Score], console: Console) -> None:
+def _print_scores(scores: Sequence[Score], console: Console) -> None:
     """Print the verdict, the tables, and the rows that were not used."""
     for line in verdict_lines(scores):
         console.print(line, markup=False, soft_wrap=True)

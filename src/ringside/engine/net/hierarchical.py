@@ -238,7 +238,7 @@ class HierarchicalEngine:
         if self.pending:
             self.wait_all()
         if self._broken is not None:
-            self._raise_broken(self._broken)
+            raise type(self._broken)(str(self._broken), self._broken.ranks) from self._broken
         transport = self.exchange.transport
         self.begun += 1
         transport.doing, transport.number = small.operation, self.begun
@@ -403,7 +403,7 @@ class HierarchicalEngine:
             begins: What peers are told of it, where it begins here; None: it was begun before, and is pending.
         """
         if self._broken is not None:
-            self._raise_broken(self._broken)
+            raise type(self._broken)(str(self._broken), self._broken.ranks) from self._broken
         transport = self.exchange.transport
         if begins is not None:
             self.begun += 1
@@ -417,9 +417,6 @@ class HierarchicalEngine:
             transport.number = first.number if first is not None else self.begun
         except BaseException as error:
             self._fail(label, error)
-
-    def _raise_broken(self, broken: SyncError) -> NoReturn:
-        raise type(broken)(str(broken), broken.ranks) from broken
 
     def _fail(self, label: str, error: BaseException) -> NoReturn:
         """Inform the other ranks, end what is under way, and raise the error that names the culprit."""

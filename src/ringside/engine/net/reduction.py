@@ -80,8 +80,7 @@ def bytes_at(address: int, size_bytes: int) -> NDArray[np.uint8]:
         return np.empty(0, dtype=np.uint8)
     # Nothing here keeps the memory alive: its owner does, until the collective is over.
     raw: Any = (ctypes.c_uint8 * size_bytes).from_address(address)
-    array: NDArray[np.uint8] = np.frombuffer(raw, dtype=np.uint8)
-    return array
+    return np.frombuffer(raw, dtype=np.uint8)
 
 
 def _array(address: int, elements: int, dtype: int) -> NDArray[Any]:

@@ -86,13 +86,11 @@ def carried_together(together: Floats, rates: Floats) -> Floats:
         together: As it was timed, bytes/s, [n].
         rates: Of every link alone, bytes/s, [senders, receivers].
     """
-    carried: Floats = np.clip(together, rates.max(axis=0), rates.sum(axis=0))
-    return carried
+    return np.clip(together, rates.max(axis=0), rates.sum(axis=0))
 
 
 def _known(rates: Floats) -> NDArray[np.bool_]:
-    known: NDArray[np.bool_] = np.isfinite(rates) & (rates > 0) & ~np.eye(len(rates), dtype=np.bool_)
-    return known
+    return np.isfinite(rates) & (rates > 0) & ~np.eye(len(rates), dtype=np.bool_)
 
 
 def links_beside(link: tuple[int, int], suspects: Sequence[tuple[int, int]], n: int) -> list[tuple[int, int]]:

@@ -91,6 +91,8 @@ PING_BYTES = 64
 _U8, _F32, _F64 = int(DType.uint8), int(DType.float32), int(DType.float64)
 _SUM, _MAX = int(ReduceOp.sum), int(ReduceOp.max)
 _SHARE = AlgorithmSpec("recursive_doubling")
+ONE_ELEMENT = np.zeros(1, dtype=np.float32)
+"""What a choice is run on so that its connections are made before it is timed."""
 _LOCAL_BYTES = 1 << 20
 _TRAIN = 16  # segments that a long link is timed by, the later half: a window that doubles has room for several then
 _TRAIN_AGAIN, _MOST_AGAIN = 4, 8  # segments of links that look slow at a first look alone, and how many such links
@@ -365,7 +367,7 @@ class Prober:
         # Seconds per byte of adding up, of the slowest rank.
         a, b = np.zeros(_LOCAL_BYTES // 4, dtype=np.float32), np.zeros(_LOCAL_BYTES // 4, dtype=np.float32)
         sources = [address_of(a), address_of(b)]
-        took = [self._timed(lambda: fold(sources, sources[0], a.size, _F32, _SUM)) for _ in range(5)]
+        took = [self.timed(lambda: fold(sources, sources[0], a.size, _F32, _SUM)) for _ in range(5)]
         reduce = float(self.most(np.array([np.median(took)]))[0]) / _LOCAL_BYTES
         if n < 3 or not self.effort.flood:
             return CostNetwork(latency, per_byte, reduce=reduce)
@@ -401,52 +403,7 @@ class Prober:
 
     def most(self, values: Floats) -> Floats:
         """Return the largest of all ranks' values, elementwise. A collective."""
-        return self._agreed(values, _MAX)
-
-    def local_cost(self) -> tuple[float, float]:
-        """Return what passing a tensor through the hosts' shared memory takes, at least and per byte. A collective."""
-        local, roster = self.across.host_slices, self.across.rank_map
-        took = np.zeros(2)
-        if local is not None:
-            for index, elements in enumerate((1024, _LOCAL_BYTES // 4)):
-                data = np.zeros(elements, dtype=np.float32)
-                per = -(-elements // roster.lanes)
-                bounds = [min(elements, per * min(lane, roster.lanes)) for lane in range(roster.local_size + 1)]
-                add, share = local.prepared(address_of(data), bounds, Reduction(_F32, _SUM))
-                add()
-                share()
-                took[index] = np.median([self._timed(add) + self._timed(share) for _ in range(3)])
-        small, large = self.most(took).tolist()
-        return small, max(large - small, 0.0) / _LOCAL_BYTES
-
-    def cluster(self, network: CostNetwork) -> Cluster:
-        """Return all that pricing needs. A collective; the vertices are the hosts."""
-        latency = network.latency_s[~np.eye(network.size, dtype=np.bool_)]
-        inside = 0.7 * float(np.median(latency)), 1e-9
-        small, per_byte = self.local_cost()
-        # The machine of each host and the cores there, as each host's first rank sees them.
-        roster = self.across.rank_map
-        found = np.zeros((2, len(roster.hosts)))
-        if roster.local_rank == 0:
-            found[:, roster.host] = _shared_cores(), usable_cores()
-        marks, cores = self.total(found)
-        _, machines = np.unique(marks, return_inverse=True)
-        return Cluster(
-            network,
-            self.across.rank_map.hosts,
-            small,
-            per_byte,
-            inside,
-            self.across.exchange.segment_bytes,
-            self.across.block_bytes,
-            1.0 if self.wire is None else self.wire.wire_bytes(1 << 20) / (ITEM_BYTES[_F32] << 20),
-            tuple(machines.tolist()),
-            tuple(int(count) for count in cores),
-        )
-
-    def warm_up(self, choice: AlgorithmSpec) -> None:
-        """Run a choice on one element, so that connections are made before it is timed. A collective."""
-        self.time_once(choice, np.zeros(1, dtype=np.float32))
+        return _reduced(self.across, values, _MAX)
 
     def rehearse(self, choice: AlgorithmSpec, count: int) -> None:
         """Work out how the messages of so many elements are ordered, so that this is not timed. Local."""
@@ -455,25 +412,20 @@ class Prober:
     def time_once(self, choice: AlgorithmSpec, data: NDArray[np.float32]) -> float:
         """Return what an all-reduce by a choice takes on this rank, seconds. A collective."""
         reduction = Reduction(_F32, _SUM, wire=self.wire)
-        return self._timed(lambda: self.across.all_reduce(address_of(data), data.size, reduction, choice))
+        return self.timed(lambda: self.across.all_reduce(address_of(data), data.size, reduction, choice))
 
     def time_choice(self, choice: AlgorithmSpec, size_bytes: int, repeats: int) -> list[float]:
         """Return what all-reduces by a choice take on the slowest rank, each of `repeats`, seconds. A collective."""
         data = np.zeros(max(size_bytes // 4, 1), dtype=np.float32)
         self.rehearse(choice, data.size)
-        self.warm_up(choice)
+        self.time_once(choice, ONE_ELEMENT)
         took = [self.time_once(choice, data) for _ in range(repeats)]
         slowest: list[float] = self.most(np.array(took)).tolist()
         return slowest
 
     def total(self, values: Floats) -> Floats:
         """Return the sum of all ranks' values, elementwise. A collective."""
-        return self._agreed(values, _SUM)
-
-    def _agreed(self, values: Floats, op: int) -> Floats:
-        data: Floats = np.ascontiguousarray(values, dtype=np.float64).copy()
-        self.across.all_reduce(address_of(data), data.size, Reduction(_F64, op), _SHARE)
-        return data
+        return _reduced(self.across, values, _SUM)
 
     def _in_time(self, share: float) -> bool:
         """Return whether rank 0's clock is within a share of the budget. A collective, unless there is no budget."""
@@ -486,7 +438,8 @@ class Prober:
         late = self.across.rank_map.rank == 0 and self.clock() - began > budget_s
         return bool(self.most(np.array([float(late)]))[0])
 
-    def _timed(self, job: Callable[[], object]) -> float:
+    def timed(self, job: Callable[[], object]) -> float:
+        """Return how long a job takes here, seconds."""
         began = self.clock()
         job()
         return self.clock() - began
@@ -510,6 +463,48 @@ class Prober:
         return mine[::-1]
 
 
+def measure_cluster(prober: Prober, network: CostNetwork) -> Cluster:
+    """Return all that pricing needs. A collective.
+
+    Args:
+        prober: Of the first rank of every host.
+        network: The links between the hosts.
+    """
+    across, roster = prober.across, prober.across.rank_map
+    latency = network.latency_s[~np.eye(network.size, dtype=np.bool_)]
+    inside = 0.7 * float(np.median(latency)), 1e-9
+    # What passing a tensor through the hosts' shared memory takes: one of few elements, and one of many.
+    took = np.zeros(2)
+    if across.host_slices is not None:
+        for index, elements in enumerate((1024, _LOCAL_BYTES // 4)):
+            data = np.zeros(elements, dtype=np.float32)
+            per = -(-elements // roster.lanes)
+            bounds = [min(elements, per * min(lane, roster.lanes)) for lane in range(roster.local_size + 1)]
+            add, share = across.host_slices.prepared(address_of(data), bounds, Reduction(_F32, _SUM))
+            add()
+            share()
+            took[index] = np.median([prober.timed(add) + prober.timed(share) for _ in range(3)])
+    small, large = prober.most(took).tolist()
+    # The machine of each host and the cores there, as each host's first rank sees them.
+    found = np.zeros((2, len(roster.hosts)))
+    if roster.local_rank == 0:
+        found[:, roster.host] = _shared_cores(), usable_cores()
+    marks, cores = prober.total(found)
+    _, machines = np.unique(marks, return_inverse=True)
+    return Cluster(
+        network,
+        roster.hosts,
+        small,
+        max(large - small, 0.0) / _LOCAL_BYTES,
+        inside,
+        across.exchange.segment_bytes,
+        across.block_bytes,
+        1.0 if prober.wire is None else prober.wire.wire_bytes(1 << 20) / (ITEM_BYTES[_F32] << 20),
+        tuple(machines.tolist()),
+        tuple(int(count) for count in cores),
+    )
+
+
 def arrival_rate(hops: Sequence[HopTiming], segment: int) -> float:
     """Return bytes per second of messages, from the first segment's arrival to the last's; 0: there are none.
 
@@ -520,6 +515,12 @@ def arrival_rate(hops: Sequence[HopTiming], segment: int) -> float:
         return 0.0
     size, took = sum(hop.size_bytes for hop in hops), max(hop.last for hop in hops) - min(hop.first for hop in hops)
     return (size - segment) / max(took, 1e-7)
+
+
+def _reduced(across: HierarchicalEngine, values: Floats, op: int) -> Floats:
+    data: Floats = np.ascontiguousarray(values, dtype=np.float64).copy()
+    across.all_reduce(address_of(data), data.size, Reduction(_F64, op), _SHARE)
+    return data
 
 
 def _one_way(pairs: Sequence[tuple[int, int]]) -> Messages:

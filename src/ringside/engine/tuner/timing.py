@@ -17,7 +17,7 @@ from ringside.engine.cost.model import Cluster, Price
 from ringside.engine.net.exchange.signature import CollectiveSignature
 from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.net.rank_map import RankMap
-from ringside.engine.probe.prober import PROBE, Probe, Prober
+from ringside.engine.probe.prober import ONE_ELEMENT, PROBE, Probe, Prober, measure_cluster
 from ringside.engine.tuner.table import LADDER, TimingTable, candidates, make_table, predicted_at, priced
 from ringside.schedule import binomial_broadcast
 
@@ -174,7 +174,7 @@ class StartupTiming:
             size_bytes: The size that led to this: the one that is timed again.
         """
         deadline = self._clock() + budget_s
-        cluster = self._prober.cluster(probe.network)
+        cluster = measure_cluster(self._prober, probe.network)
         # Rank 0 prices the candidates and plans which are timed.
         plan = self._plan(probe, cluster, before, size_bytes) if self._rank0.is_here else []
         plan = msgspec.json.decode(self._rank0.broadcast(msgspec.json.encode(plan)), type=TimingPlan)
@@ -243,7 +243,7 @@ class StartupTiming:
                 self._prober.rehearse(AlgorithmSpec.parse(race.names[index]), race.data.size)
             if race.names[index] not in warm:
                 warm.add(race.names[index])
-                self._prober.warm_up(AlgorithmSpec.parse(race.names[index]))
+                self._prober.time_once(AlgorithmSpec.parse(race.names[index]), ONE_ELEMENT)
         if turn == 0:
             self._prober.most(np.zeros(1))  # a rank that comes later than others would be charged to the first
         # Each turn begins with another choice.

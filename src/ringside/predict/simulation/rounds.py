@@ -335,5 +335,4 @@ class PreparedRounds:
             np.maximum(first, last + around, out=next_first)
         done = np.take(now + passed[:-1], np.argsort(order), axis=-1)
         each: Floats = self.before + self.after + self.adding * size_bytes
-        finished: Floats = done + rounds * each[..., :1]
-        return finished
+        return done + rounds * each[..., :1]

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringside._core.enums import DType
 from ringside.engine.algorithm import AlgorithmSpec, canonical_choice, refuse_other_orders
 from ringside.engine.buffers import Flat, flatten
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OPS
@@ -33,7 +32,6 @@ from ringside.schedule import Schedule
 
 _log = logging.getLogger(__name__)
 
-_FLOAT32 = int(DType.float32)
 STEADY = 16
 """Buckets in a row by one algorithm, after which the run is told of it: before, others may be on trial."""
 Key = tuple[int, int, str, "str | Schedule | None"]

@@ -230,10 +230,10 @@ def write_timeline(path: Path, timeline: Timeline) -> int:
             raise UsageError(
                 f"more than {MOST_MESSAGES:,} messages are more than a trace viewer can show: take fewer ranks"
             )
-    return write_events(path, timeline_events(timeline))
+    return write_events(path, _timeline_events(timeline))
 
 
-def timeline_events(timeline: Timeline) -> Iterator[Trace]:
+def _timeline_events(timeline: Timeline) -> Iterator[Trace]:
     """Yield the events, times in microseconds."""
     schedule = timeline.schedule
     for vertex in range(schedule.vertices):

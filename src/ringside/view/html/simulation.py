@@ -159,7 +159,7 @@ def gantt(timeline: Timeline, title: str, end_s: float | None = None, note: str 
             template = '<rect class="late" x="0" y="{}" width="{:.1f}" height="15"><title>{}</title></rect>'
             label = f"rank {rank} works {duration(seconds)} longer"
             shapes.append(fill(template, LANE * rows[rank] + 2.5, UNITS * seconds / end, label))
-    for (kind, vertex), pieces in message_spans(timeline, lanes).items():
+    for (kind, vertex), pieces in _message_spans(timeline, lanes).items():
         y = LANE * rows[vertex] + (2.5 if kind == "sends" else 10.5)
         for begin, until in _merge_spans(UNITS * pieces / end):
             template = '<rect class="{}" x="{:.1f}" y="{}" width="{:.1f}" height="7"/>'
@@ -227,7 +227,7 @@ def shown_lanes(timeline: Timeline) -> list[int]:
     return sorted(kept, key=lambda vertex: (places.get(vertex, len(places)), vertex))
 
 
-def message_spans(timeline: Timeline, vertices: Sequence[int]) -> dict[tuple[str, int], Floats]:
+def _message_spans(timeline: Timeline, vertices: Sequence[int]) -> dict[tuple[str, int], Floats]:
     """Return when vertices send and are sent to.
 
     Returns:
