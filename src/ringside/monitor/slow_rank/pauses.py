@@ -107,7 +107,7 @@ class Pauses:
         self.steps += 1
         self._own[self.steps % TYPICAL] = own
         self._count(own, busy)
-        opened = closed = np.zeros_like(self.open)
+        opened = closed = np.zeros(self.open.shape, dtype=bool)
         if self.steps % EVERY == 0:
             if self.steps >= SPAN:
                 opened, closed = self._judge(busy)
