@@ -84,11 +84,11 @@ def learn(excess: Floats, windows: NDArray[np.int64], z: float) -> Noise:
         z: How many standard deviations as rare as a false alarm may be.
     """
     ranks = excess.shape[2]
-    independent = max(1.0, ranks - 1.0)  # two ranks mirror each other
     series = np.ascontiguousarray(excess.transpose(1, 2, 0))  # what is summed side by side: in a tenth of the time
     missing = np.isnan(series)
     count = len(excess) - missing.sum(axis=2)  # [streams, ranks]
     steps = np.maximum(count.max(axis=1, keepdims=True), 1.0)  # [streams, 1]
+    independent = steps * max(1.0, ranks - 1.0)  # two ranks mirror each other
     total = np.maximum(count.sum(axis=1, keepdims=True), 1.0)
     middle = known_or_0(median(excess))
     away = series - middle[..., None]
@@ -116,11 +116,11 @@ def learn(excess: Floats, windows: NDArray[np.int64], z: float) -> Noise:
     bias = (1.0 + 3.0 * np.maximum(lags[0], 0.0)) / steps
     first = np.minimum(np.maximum(lags[0] + bias, -MOST_CORRELATED), MOST_CORRELATED)
     positive = np.maximum(lags + bias, 0.0)
-    error = np.sqrt((1.0 - first**2) / (steps * independent))
+    error = np.sqrt((1.0 - first**2) / independent)
     # Steps that take turns make means steadier; that is only half believed.
     reckoned = np.minimum(np.where(first > 0, first, first / 2) + SURE * error, MOST_CORRELATED)
     near = positive[0] + positive[1]
-    weight = steps * independent * near**2
+    weight = independent * near**2
     further = (positive[1] + positive[2]) / np.where(near > 0, near, 1.0)
     decay = (weight * further + DOUBT * np.maximum(reckoned, 0.0)) / (weight + DOUBT)
     decay = np.minimum(np.maximum(decay, 0.0), MOST_CORRELATED)
@@ -136,10 +136,10 @@ def learn(excess: Floats, windows: NDArray[np.int64], z: float) -> Noise:
 
     r2 = np.maximum(first, 0.0) ** 2
     skewness = cubes / total / variance**1.5
-    doubt = np.sqrt(6.0 / (steps * independent))
+    doubt = np.sqrt(6.0 / independent)
     skewness = np.where(skewness > 0, np.maximum(skewness - doubt, 0.0), np.minimum(skewness + doubt, 0.0))
     lean = skewness * np.sqrt(inflation / lengths)
-    freedom = np.maximum(steps * independent * (1.0 - r2) / (1.0 + r2), 1.0)
+    freedom = np.maximum(independent * (1.0 - r2) / (1.0 + r2), 1.0)
     heights = student(z, freedom) + lean * (z * z - 1.0) / 6.0
     # A healthy rank stays below both: the usual and what is not known of it, and what is tolerated at most.
     surely = heights * np.sqrt(variances + unknown)
@@ -149,7 +149,7 @@ def learn(excess: Floats, windows: NDArray[np.int64], z: float) -> Noise:
     lengths, decay = lengths[:, 0], decay[-1]
     shared = variance[-1] * positive[0, -1] * ((1.0 - decay**lengths) / ((1.0 - decay) * lengths)) ** 2 * loud[-1]
     apart = np.maximum(2.0 * (variances[:, -1] - shared), LEAST_VARIANCE * variance[-1] / lengths * loud[-1])
-    jumps = lengths * student(z, np.maximum(steps * independent / 2.0, 1.0)) * np.sqrt(apart)
+    jumps = lengths * student(z, np.maximum(independent / 2.0, 1.0)) * np.sqrt(apart)
     return Noise(usual, base, np.repeat(limits, ranks, axis=2), bars[:, :-1], jumps, inflation[:, -1])
 
 
