@@ -29,4 +29,4 @@ def test_it_does_not_grow() -> None:
     """Who needs another line or number finds one that can go; what was counted last is in the design record."""
     lines, numbers = zip(*(count((MONITOR / name).read_text()) for name in FILES), strict=True)
     assert sum(lines) <= 1092
-    assert sum(map(len, numbers)) <= 111
+    assert sum(map(len, numbers)) <= 110

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ringside.monitor.stats import log_excess, row_medians, usable
+from ringside.monitor.stats import log_excess, median, row_medians, usable
 
 
 def slowly(row: np.ndarray) -> np.ndarray:
@@ -42,3 +42,19 @@ def test_usable_keeps_only_positive_finite_numbers() -> None:
 
 def test_row_medians_of_nothing_are_nan() -> None:
     np.testing.assert_array_equal(row_medians(np.array([[1.0, np.nan, 3.0], [np.nan] * 3])), [2.0, np.nan])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    hnp.arrays(
+        np.float64,
+        st.tuples(st.integers(1, 9), st.integers(1, 3), st.integers(1, 3)),
+        elements=st.one_of(st.floats(-1.0, 1.0), st.just(np.nan)),
+    )
+)
+def test_a_median_is_that_of_what_is_known_where_half_is(window: np.ndarray) -> None:
+    before, columns = window.copy(), window.reshape(len(window), -1).T
+    known = [column[~np.isnan(column)] for column in columns]
+    expected = [np.median(some) if 2 * len(some) >= len(window) else np.nan for some in known]
+    np.testing.assert_array_equal(median(window).ravel(), expected)
+    np.testing.assert_array_equal(window, before)

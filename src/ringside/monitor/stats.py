@@ -121,15 +121,17 @@ def student(z: float, freedom: Floats) -> Floats:
 
 def median(window: Floats) -> Floats:
     """Return the median over the first axis, NaN where less than half is known; that axis is left out."""
-    ordered = window.copy()
-    ordered.sort(axis=0)  # NaN last
-    if not np.isnan(ordered[-1]).any():
-        whole: Floats = 0.5 * (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2])
-        return whole
-    known = np.sum(~np.isnan(window), axis=0, keepdims=True)
-    low, high = np.maximum(known - 1, 0) // 2, known // 2
-    pair = [np.take_along_axis(ordered, np.minimum(index, len(ordered) - 1), axis=0)[0] for index in (low, high)]
-    return np.where(2 * known[0] >= len(window), 0.5 * (pair[0] + pair[1]), np.nan)
+    lines = np.array(np.moveaxis(window, 0, -1), order="C").reshape(-1, len(window))
+    known = np.sum(~np.isnan(lines), axis=1)
+    medians = np.full(len(lines), np.nan)
+    for count in set(known[2 * known >= len(window)].tolist()):
+        alike = known == count
+        ordered = lines[alike]
+        half = count // 2
+        ordered.partition(half)  # NaN last
+        below = ordered[:, half if count % 2 else slice(half)].reshape(len(ordered), -1).max(axis=1)
+        medians[alike] = 0.5 * (below + ordered[:, half])
+    return medians.reshape(window.shape[1:])
 
 
 def deviation(away: Floats) -> Floats:

@@ -398,16 +398,12 @@ class Episode:
     _recent: deque[tuple[int, float, float]] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
     _seen: int = 0
     _held: float = 0.0
-
-    @property
-    def share(self) -> float:
-        """The median share of the steps judged; 0 before the first."""
-        return median(share for _, share, _ in self._recent) if self._recent else 0.0
+    _middle: float = 0.0
 
     @property
     def is_high(self) -> bool:
         """Whether the share is as high as in an episode, for however short a time."""
-        return len(self._recent) == WINDOW_STEPS and self.share >= self.begins_at
+        return len(self._recent) == WINDOW_STEPS and self._middle >= self.begins_at
 
     def update(self, step: int, share: float, step_seconds: float) -> bool:
         """Take in a step; return whether the episode began or ended at it (`is_open`: which).
@@ -423,7 +419,7 @@ class Episode:
         self._recent.append((step, share, step_seconds))
         if len(self._recent) < WINDOW_STEPS:
             return False
-        middle = self.share
+        self._middle = middle = median(share for _, share, _ in self._recent)
         if self.is_open:
             self.is_open = middle >= self.ends_at
             if not self.is_open:

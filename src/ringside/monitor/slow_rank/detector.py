@@ -50,7 +50,8 @@ class Detector:
         self._screen = WindowTest(STREAMS if self._has_parts else 1, ranks)
         self._pauses = Pauses(ranks)
         self._open: dict[int, Verdict] = {}
-        self._own, self._samples, self._routed = np.full((3, WINDOW, ranks), np.nan)
+        self._slow = np.zeros(ranks, dtype=bool)
+        self._own, self._samples, self._routed = self._kept = np.full((3, WINDOW, ranks), np.nan)
         self._steps = np.zeros(WINDOW, dtype=np.int64)
 
     @property
@@ -81,24 +82,22 @@ class Detector:
         Returns:
             The episodes that began or ended at this step; mostly none.
         """
-        row = usable(own)
+        row = np.asarray(own, dtype=np.float64)
         if row.shape != (self.ranks,):
             raise UsageError(f"own times of {self.ranks} ranks are needed; got an array of shape {row.shape}")
         slot = self._screen.steps % WINDOW
         self._own[slot] = row
-        self._samples[slot] = np.nan if samples is None else usable(samples)
-        self._routed[slot] = np.nan if routed is None else usable(routed)
+        self._samples[slot] = np.nan if samples is None else samples
+        self._routed[slot] = np.nan if routed is None else routed
+        row, work, _ = self._kept[:, slot] = usable(self._kept[:, slot])
         self._steps[slot] = self._screen.steps if step is None else step
-        was_open: NDArray[np.bool_] = np.logical_or.reduce(self._screen.open)
-        excess = log_excess(row)[None]
-        if self._has_parts:
-            excess = excess_of_streams(row, self._samples[slot], parts, run_delay)
+        excess = excess_of_streams(row, work, parts, run_delay) if self._has_parts else log_excess(row)
         starting, _ = self._screen.update(excess)
-        is_open: NDArray[np.bool_] = np.logical_or.reduce(self._screen.open)
-        opened, closed = is_open & ~was_open, was_open & ~is_open
-        pausing, paused = self._pauses.update(row, is_open)
-        if not (opened.any() or closed.any() or pausing.any() or paused.any()):
+        was_slow, self._slow = self._slow, np.logical_or.reduce(self._screen.open)
+        pausing, paused = self._pauses.update(row, self._slow)
+        if not ((was_slow != self._slow) | pausing | paused).any():
             return []
+        opened, closed = self._slow & ~was_slow, was_slow & ~self._slow
         now = int(self._steps[slot])
         events = []
         # Of a rank that is slow in every step pauses are no verdict.
@@ -243,18 +242,20 @@ def excess_of_streams(own: Floats, samples: Floats, parts: ArrayLike | None, run
         parts: Seconds of the own time in each of `PARTS`, [parts, ranks].
         run_delay: Seconds of it in which the training thread was ready to run and had no CPU, [ranks].
     """
-    seconds = np.full((STREAMS - 1, len(own)), np.nan)
-    seconds[WHOLE] = own
+    streams = np.full((STREAMS, len(own)), np.nan)
+    streams[WHOLE] = rest = own
     if parts is not None:
-        seconds[1:DELAY] = parts
+        streams[1:DELAY] = parts
     if run_delay is not None:
-        seconds[DELAY] = np.minimum(np.asarray(run_delay, dtype=np.float64), (1.0 - LEAST_SHARE) * own)
-        seconds[REST] = own - seconds[DELAY]
-    streams = np.empty((STREAMS, len(own)))
+        streams[DELAY] = np.minimum(np.asarray(run_delay, dtype=np.float64), (1.0 - LEAST_SHARE) * own)
+        streams[REST] = own - streams[DELAY]
+        rest = np.where(np.isnan(streams[REST]), own, streams[REST])
     with np.errstate(invalid="ignore", divide="ignore"):
-        more = (seconds - others_median(seconds)) / others_median(own)
+        streams[PER_SAMPLE] = np.log(usable(rest / samples))
+        others = others_median(streams)
+        streams -= others
+        more = streams[:PER_SAMPLE] / others[WHOLE]
         streams[:PER_SAMPLE] = np.log(np.maximum(1.0 + more, LEAST_SHARE))
-        streams[PER_SAMPLE] = log_excess(np.where(np.isnan(seconds[REST]), own, seconds[REST]) / samples)
     return streams
 
 

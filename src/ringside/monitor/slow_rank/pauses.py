@@ -107,7 +107,7 @@ class Pauses:
         self.steps += 1
         self._own[self.steps % TYPICAL] = own
         self._count(own, busy)
-        opened = closed = np.zeros_like(self.open)
+        opened = closed = np.zeros(self.open.shape, dtype=bool)
         if self.steps % EVERY == 0:
             if self.steps >= SPAN:
                 opened, closed = self._judge(busy)
@@ -123,6 +123,10 @@ class Pauses:
 
     def _count(self, own: Floats, busy: NDArray[np.bool_]) -> None:
         slot, before = self.steps % KEPT, (self.steps - 1) % KEPT
+        self._whole[slot] = np.fmax.reduce(own, initial=0.0)
+        self._late[slot] = self._begun[slot] = self._extra[slot] = self._lost[slot] = 0
+        if not (own > self._bar).any():
+            return
         times = known_or_0(own)
         ordered = np.sort(times)
         slowest, second = ordered[-1], ordered[-2:][0]  # a rank alone is both, and so never late
@@ -134,7 +138,6 @@ class Pauses:
         typical = np.where(late, self._typical, times)
         self._extra[slot] = times - typical
         self._lost[slot] = np.where(late, times - np.maximum(others, typical), 0.0)
-        self._whole[slot] = slowest
 
     def _learn(self) -> None:
         self._typical = median(self._own)

@@ -58,22 +58,13 @@ class SlowRankWatcher:
     def update(self, step: int, row: Row) -> list[VerdictEvent]:
         """Take in a completed step; see `Watcher`."""
         self._recent.append(row)
-        own, (samples, routed) = np.full(self._ranks, np.nan), np.zeros((2, self._ranks))
-        parts, run_delay = np.full((len(PARTS), self._ranks), np.nan), np.full(self._ranks, np.nan)
-        for rank, record in row.items():
-            own[rank], samples[rank], routed[rank] = record.own_seconds, record.samples, record.routed_bytes
-            forward = record.forward_seconds + record.compute_seconds  # what is not told apart stands in the second
-            parts[:, rank] = record.data_seconds, forward, record.backward_seconds, record.optimizer_seconds
-            if record.run_delay_seconds is not None:
-                run_delay[rank] = record.run_delay_seconds
-        findings = self._detector.update(
-            own,
-            samples if samples.any() else None,
-            step=step,
-            routed=routed if routed.any() else None,
-            parts=parts,
-            run_delay=run_delay,
-        )
+        times = np.full((2 + len(PARTS) + 2, self._ranks), np.nan)
+        for rank, of in row.items():
+            forward = of.forward_seconds + of.compute_seconds  # what is not told apart stands in the second
+            spent = of.data_seconds, forward, of.backward_seconds, of.optimizer_seconds
+            times[:, rank] = of.own_seconds, of.samples, *spent, of.routed_bytes, of.run_delay_seconds
+        own, samples, *parts, routed, run_delay = times
+        findings = self._detector.update(own, samples, step=step, routed=routed, parts=parts, run_delay=run_delay)
         for meter in self._meters.values():
             meter.add(own[None])
         events = []

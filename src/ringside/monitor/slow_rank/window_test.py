@@ -105,9 +105,11 @@ class WindowTest:
         self._memory = min(max(MEMORY_CELLS // ranks, 64), MEMORY)
         self._excess = np.full((KEPT, *shape), np.nan)
         self._slow = np.zeros((KEPT, *shape), dtype=bool)  # steps of episodes, which teach nothing
-        # By class of windows: their lengths, their noise, and sums of cut excess up to each step, to which step.
+        # By class of windows: their lengths, their noise, what its sums must reach, and sums of cut excess up to each
+        # step, to which step.
         self._lengths = [np.array(windows) for windows in WINDOWS]
         self._noise: list[Noise | None] = [None] * len(WINDOWS)
+        self._bars = [np.empty(0)] * len(WINDOWS)
         self._sums = np.zeros((len(WINDOWS), KEPT, len(CUTS), *shape), dtype=np.float32)
         self._summed = [0] * len(WINDOWS)
 
@@ -117,39 +119,41 @@ class WindowTest:
         slot = self.steps % KEPT
         self._excess[slot] = excess
         self._slow[slot] = self.open
-        opened, closed = np.zeros((2, *self.open.shape), dtype=bool)
+        opened = closed = np.zeros(self.open.shape, dtype=bool)
         for which, every in enumerate(EVERY):
             if self.steps % every == 0:
                 self._learn(which)
                 noise = self._noise[which]
                 if noise is not None:
-                    opened |= self._judge(which, noise)
+                    opened = opened | self._judge(which, noise)
         if self.open.any():
             closed = self._close(opened)
-        self.open &= ~closed
+            self.open &= ~closed
         return opened, closed
 
     def _learn(self, which: int) -> None:
         """Learn the noise of a class of windows again, if it is time, and cut the excess that is kept by it."""
         seen = self.steps - WARM_UP
+        often = 4 if seen < YOUNG else (16 if seen < OLD else 32) * (1 if self._memory == MEMORY else 4)
+        if self._noise[which] is not None and self.steps % often:
+            return
         lengths = self._lengths[which]
         lengths = lengths[lengths <= (YOUNG_SHARE * seen if which == 0 else seen - FEWEST_BEFORE)]
-        often = 4 if seen < YOUNG else (16 if seen < OLD else 32) * (1 if self._memory == MEMORY else 4)
-        if len(lengths) == 0 or (self._noise[which] is not None and self.steps % often):
-            return
-        until = self.steps - int(lengths[-1])
+        until = self.steps - int(max(lengths, default=0))
         numbers = np.arange(max(until - self._memory, WARM_UP) + 1, until + 1) % KEPT
-        if len(numbers) < FEWEST:
+        if len(lengths) == 0 or len(numbers) < FEWEST:
             return
-        slow = self._slow[numbers]
-        slow[:] = slow.any(axis=1, keepdims=True)
-        if self.open.shape[1] <= 3:  # the others' excess mirrors a culprit's
-            slow[:] = slow.any(axis=2, keepdims=True)
-        is_known = (~slow).sum(axis=0).max(axis=1)[:, None] >= FEWEST  # else an episode is all there is
-        rows = np.where(slow & is_known, np.nan, self._excess[numbers])
+        slow, rows = self._slow[numbers], self._excess[numbers]
+        if slow.any():
+            slow[:] = slow.any(axis=1, keepdims=True)
+            if self.open.shape[1] <= 3:  # the others' excess mirrors a culprit's
+                slow[:] = slow.any(axis=2, keepdims=True)
+            is_known = (~slow).sum(axis=0).max(axis=1)[:, None] >= FEWEST  # else an episode is all there is
+            rows[slow & is_known] = np.nan
         self._noise[which] = noise = learn(rows, lengths, self.z)
         unknown = (~np.isnan(rows)).sum(axis=0) < FEWEST
         noise.bars[..., unknown] = noise.jumps[:, unknown] = np.inf
+        self._bars[which] = np.concatenate([noise.bars, noise.jumps[:, None]], axis=1)
         if which == 0:
             self.usual = noise.usual
         self._summed[which] = max(self.steps - 2 * int(lengths[-1]), 0)
@@ -158,22 +162,26 @@ class WindowTest:
     def _judge(self, which: int, noise: Noise) -> NDArray[np.bool_]:
         """Return who is news by one class of windows, [streams, ranks]."""
         new = np.arange(self._summed[which] + 1, self.steps + 1) % KEPT
-        last = self._sums[which, self._summed[which] % KEPT]
-        self._sums[which, new] = last + np.cumsum(_cut(self._excess[new, None], noise), axis=0)
+        last, limits = self._sums[which, self._summed[which] % KEPT], noise.limits.astype(np.float32)
+        over = known_or_0(self._excess[new, None] - noise.base).astype(np.float32)
+        self._sums[which, new] = last + np.add.accumulate(np.minimum(np.maximum(over, -limits), limits))
         self._summed[which] = self.steps
         lengths = self._lengths[which][: len(noise.jumps)]
         sums, steps = self._sums[which], lengths.reshape(-1, 1, 1)
         now, then = sums[self.steps % KEPT], sums[(self.steps - lengths) % KEPT]
         inside = now - then  # [windows, cuts, streams, ranks]
+        opened = np.zeros(self.open.shape, dtype=bool)
+        reached = inside >= self._bars[which]  # a jump that is news takes that much above the usual, too
+        if not reached.any():
+            return opened
         seen = self.steps - np.maximum(self.relief, WARM_UP)
-        level = (inside[:, :-1] >= noise.bars).any(axis=1)
+        level = reached[:, :-1].any(axis=1)
         news = level & (steps <= seen) & ~self.open
         if which == 0:
             earlier = then[:, -1] - sums[(self.steps - 2 * lengths) % KEPT, -1]
             jumps = inside[:, -1] - np.maximum(earlier, 0.0) >= noise.jumps
             news |= jumps & (2 * steps <= seen) & ~self.open
-        opened = np.zeros_like(self.open)
-        for stream, rank in np.argwhere(news.any(axis=0)) if news.any() else ():
+        for stream, rank in np.argwhere(news.any(axis=0)):
             base = float(noise.base[stream, rank])
             for index in np.flatnonzero(news[:, stream, rank]):
                 length = int(lengths[index])
@@ -308,10 +316,3 @@ class WindowTest:
         first = max(first, self.steps - KEPT, WARM_UP)
         beyond = np.nan_to_num(np.clip(sign * (self._rows(first, stream, rank) - middle), -abs(middle), abs(middle)))
         return first + int(np.argmax(np.cumsum(beyond[::-1])[::-1]))
-
-
-def _cut(excess: Floats, noise: Noise) -> Floats:
-    """Return the excess over the base by cut, [..., cuts, streams, ranks]; 0 where it is missing."""
-    over = known_or_0(excess - noise.base).astype(np.float32)
-    limits = noise.limits.astype(np.float32)
-    return np.clip(over, -limits, limits)
