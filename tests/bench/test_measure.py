@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -591,6 +592,16 @@ def test_every_collective_is_checked(clock: Work) -> None:
             asked = BenchPlan(key="", ranks=2, sizes_bytes=(48,), cache_bytes=1 << 14, rounds=1, collective=collective)
             (sample,) = BenchMeter(Alone(), asked, [contender]).case(48, "warm", 1)  # type: ignore[arg-type]
             assert (collective, sample.wrong) == (collective, int(spoil))
+
+
+@pytest.mark.parametrize(("engine", "wrong"), [("gloo", 0), ("fake", 6)])
+def test_what_gloo_leaves_in_ranks_that_are_not_the_root_is_not_checked(clock: Work, engine: str, wrong: int) -> None:
+    comm = Alone()
+    comm.rank = 1
+    contender = Contender(engine, "private", lambda array: array, {"reduce": lambda x, out: partial(x.fill, -1)})
+    asked = BenchPlan(key="", ranks=2, sizes_bytes=(24,), cache_bytes=1 << 14, rounds=1, collective="reduce")
+    (sample,) = BenchMeter(comm, asked, [contender]).case(24, "warm", 1)  # type: ignore[arg-type]
+    assert sample.wrong == wrong
 
 
 def test_a_step_is_its_collectives_one_after_the_other() -> None:
