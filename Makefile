@@ -97,7 +97,8 @@ stops: $(READY) ## a rank stopped at every point of every path of the native cor
 	@$(call STRESS,stops,-DRINGSIDE_STOPS=ON,stops 3)
 
 # version by version: one thread, four of them, opened again, forked, as many communicators as there is room for; two
-# threads that write while the ring is emptied, and communicators that are made and closed meanwhile
+# threads that write while the ring is emptied, and communicators that are made and closed meanwhile; then threads that the
+# recorder listens to, and what it has recorded
 PLAYS := play threads again forked places
 plugin: ## NCCL's plugin under the thread, address and undefined-behaviour sanitizers: a program plays NCCL
 	@for kind in thread address,undefined; do \
@@ -105,11 +106,17 @@ plugin: ## NCCL's plugin under the thread, address and undefined-behaviour sanit
 		build="c++ -std=c++17 -Wall -Wextra -g -O1 -fsanitize=$$kind -Isrc/ringside/_core"; \
 		$$build -fPIC -shared -Wl,-z,nodelete src/ringside/_core/nccl_profiler.cpp -o $$at/plugin.so || exit 1; \
 		$$build tests/native/nccl_harness.cpp -o $$at/harness -ldl -pthread || exit 1; \
+		$$build -fPIC -shared tests/native/nccl_recorder.cpp -o $$at/recorder.so || exit 1; \
 		cp $$at/plugin.so $$at/copy.so; \
 		for version in 4 5 6; do for play in $(PLAYS:%=%:200) cost:400000:2 remade:4000:$$at/copy.so:read; do \
 			set -- $$(echo $$play | tr : ' '); mode=$$1; shift; \
 			RINGSIDE_NCCL_DIR=$$at/rings $(UNSHUFFLED) $$at/harness $$at/plugin.so $$mode $$version $$* > $$at/told || exit 1; \
-		done; done; rm -rf $$at/rings; \
+		done; \
+			RINGSIDE_NCCL_DIR=$$at/rings RINGSIDE_RECORD_DIR=$$at/rings RINGSIDE_RECORDED_PLUGIN=$$at/plugin.so RANK=0 \
+				$(UNSHUFFLED) $$at/harness $$at/recorder.so threads $$version 200 > $$at/told || exit 1; \
+			RINGSIDE_NCCL_DIR=$$at/rings $(UNSHUFFLED) $$at/harness $$at/plugin.so recorded $$version \
+				$$at/rings/calls-v$$version-rank0-*.txt > $$at/told || exit 1; \
+		done; rm -rf $$at/rings; \
 	done; echo "nothing was found"
 
 comma := ,

@@ -24,8 +24,11 @@ from typing import IO, Any
 
 from bench.common import RUNS, make_parser, module_command, numbers, report_progress
 from bench.gpu.parts import machine
+from bench.peers.__main__ import ENVIRONMENTS
 
+from ringside.bench.peers import find_mpirun
 from ringside.engine.topology import usable_cores
+from ringside.lab import Lab
 
 RANKS = (2, 4, 8, 16)
 SIZES = "4,1K,64K,1M,16M,64M"
@@ -91,6 +94,7 @@ def sections(here: dict[str, Any], ranks: Sequence[int], sizes: str) -> Iterator
         words = [
             "--device",
             "cuda",
+            "--mps",
             "--ranks",
             str(count),
             "--trials",
@@ -107,23 +111,25 @@ def sections(here: dict[str, Any], ranks: Sequence[int], sizes: str) -> Iterator
     marked, as_gloo = "tests/pytorch/test_marked_times.py", "tests/pytorch/test_as_gloo.py"
     single = [f"tests/pytorch/test_{name}.py" for name in ("digests", "communicator_device", "watch")]
     single += ["tests/survive/test_samples.py", "tests/integrations/test_callbacks.py"]
-    yield Section("events of steps", 50, tests("phases_are_the_gpus", marked), no_nccl, count_of_tests)
-    yield Section("graph captures", 35, tests("graphs_can or no_mark_is_set", marked), no_nccl, count_of_tests)
-    yield Section("dispatch of the group", 40, tests("gpus or nccl", as_gloo), no_nccl, count_of_tests)
+    yield Section("events of steps", 30, tests("phases_are_the_gpus", marked), no_nccl, count_of_tests)
+    yield Section("graph captures", 30, tests("graphs_can or no_mark_is_set", marked), no_nccl, count_of_tests)
+    yield Section("dispatch of the group", 35, tests("gpus or nccl", as_gloo), no_nccl, count_of_tests)
     yield Section(
         "hang, digests, schedules, random numbers, loss", 50, tests("on_a_gpu", *single), no_nccl, count_of_tests
     )
     yield Section("ringside run", 15, part("launch"), no_gpu, json_lines)
-    yield Section("FSDP2 and DDP, 1 rank", 30, jobs("fsdp ddp", 1, 0), no_nccl, json_lines)
-    yield Section("FSDP2 and DDP, 2 ranks", 80, jobs("fsdp ddp", 2, 1), no_nccl, json_lines)
-    yield Section("NVML", 20, part("nvml"), no_nvml, json_lines)
-    yield Section("NCCL's plugin, 1 rank", 35, part("plugin", "1"), no_plugin, json_lines)
-    yield Section("NCCL's plugin, 2 ranks", 45, part("plugin", "2"), no_plugin, json_lines)
+    yield Section("FSDP2 and DDP, 1 rank", 40, jobs("fsdp ddp", 1, 0), no_nccl, json_lines)
+    yield Section("FSDP2 and DDP, 4 ranks", 80, jobs("fsdp ddp", 4, 2), no_nccl, json_lines)
+    yield Section("NVML", 15, part("nvml"), no_nvml, json_lines)
+    yield Section("NCCL's plugin, 1 rank", 20, part("plugin", "1"), no_plugin, json_lines)
+    yield Section("NCCL's plugin, 2 ranks", 30, part("plugin", "2"), no_plugin, json_lines)
+    yield Section("NCCL's plugin, a slow link", 50, part("slow-link"), no_plugin or Lab.unavailable(), json_lines)
+    mpi = "openmpi" if find_mpirun("openmpi", ENVIRONMENTS) else "mpi"
     for count in ranks:
         few = "" if count <= here["cores"] else f"{count} ranks need as many cores, and there are {here['cores']}"
-        words = ["bench", "-n", str(count), "--peers", "gloo,mpi", "--pin", "--algorithm", "auto,hierarchical"]
+        words = ["bench", "-n", str(count), "--peers", f"gloo,{mpi}", "--pin", "--algorithm", "auto,hierarchical"]
         command = [sys.executable, "-m", "ringside", *words, "--sizes", sizes, "--rounds", "3", "--json", "-q"]
-        yield Section(f"host engine, {count} ranks", 45, command, few, rows_of_bench)
+        yield Section(f"host engine, {count} ranks", 38 + count, command, few, rows_of_bench)
 
 
 def count_of_tests(printed: str) -> dict[str, int]:

@@ -8,12 +8,13 @@ none is.
     python -m bench.monitor.any_job                                  # all kinds, over our process group
     python -m bench.monitor.any_job --kinds fsdp tp_dp --trials 4
     python -m bench.monitor.any_job --backend gloo                   # torch 2.14 or newer
-    python -m bench.monitor.any_job --device cuda --ranks 2          # ranks that share one GPU
+    python -m bench.monitor.any_job --device cuda --ranks 4 --mps    # ranks that share one GPU, at the same time
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import make_parser, module_command, run_ranks_here
-from bench.monitor.parallel_jobs import KINDS, Episode, train
+from bench.monitor.parallel_jobs import KINDS, Episode, sharing, train
 
 WITHIN_STEPS = 40
 SLOW_STEPS, HEALTHY_STEPS = 55, 45
@@ -113,6 +114,7 @@ def main() -> None:
     parser.add_argument("--backend", default="ringside")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--ranks", type=int, default=0, help="in place of each kind's own number")
+    parser.add_argument("--mps", action="store_true", help="ranks share the GPU by CUDA's MPS, where it is installed")
     parser.add_argument("--keep", type=Path, help="leave the recorded runs in this folder")
     parser.add_argument("--trials", type=int, default=20, help="per kind (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
@@ -125,7 +127,9 @@ def main() -> None:
         if result is not None:
             print(json.dumps({"step_seconds": result["step_seconds"]}))
         return
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        if options.mps and not stack.enter_context(sharing()):
+            print("CUDA's MPS is not installed: ranks take turns on the GPU", file=sys.stderr)
         for kind in options.kinds:
             began = time.monotonic()
             ranks = options.ranks or KINDS[kind].ranks

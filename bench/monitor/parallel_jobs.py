@@ -7,10 +7,15 @@ ranks share one, over NCCL, which takes them for ranks of several hosts.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import random
+import shutil
+import subprocess
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +29,7 @@ import ringside
 WIDTH = 32
 LAYERS = 4
 MICRO_BATCHES = 4
+MPS = "nvidia-cuda-mps-control"
 SHARING_NCCL = (2, 30)
 """From this version on NCCL takes several ranks on one GPU, where it is told to."""
 
@@ -326,9 +332,32 @@ KINDS = {
 """Jobs by name."""
 
 
+@contextlib.contextmanager
+def sharing() -> Iterator[bool]:
+    """Within it CUDA's Multi-Process Service runs kernels of several processes beside each other; yields whether."""
+    if not shutil.which(MPS):
+        yield False
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.update(CUDA_MPS_PIPE_DIRECTORY=folder, CUDA_MPS_LOG_DIRECTORY=folder)
+        subprocess.run([MPS, "-d"], check=True, timeout=20, stdout=subprocess.DEVNULL)
+        try:
+            yield True
+        finally:
+            subprocess.run([MPS], input="quit\n", text=True, timeout=60, stdout=subprocess.DEVNULL)
+            del os.environ["CUDA_MPS_PIPE_DIRECTORY"], os.environ["CUDA_MPS_LOG_DIRECTORY"]
+
+
+def nccl_version() -> tuple[int, ...]:
+    """Return the version of the NCCL that is loaded; torch tells that of the one it was built with."""
+    number = ctypes.c_int()
+    ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
+    return number.value // 10_000, number.value // 100 % 100, number.value % 100
+
+
 def share_the_gpu(rank: int) -> None:
     """Take the first GPU, and have NCCL take several ranks on it: by its own switch, or else as ranks of hosts."""
-    if torch.cuda.nccl.version()[:2] >= SHARING_NCCL:  # type: ignore[no-untyped-call]
+    if nccl_version() >= SHARING_NCCL:
         os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
     else:
         os.environ["NCCL_HOSTID"] = f"host of rank {rank}"

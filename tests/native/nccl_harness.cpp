@@ -1,7 +1,8 @@
 // Loads libnccl-profiler-ringside.so as NCCL does, and plays what NCCL calls: `nccl_harness LIBRARY MODE VERSION [NUMBER]`.
 //
 // What was played goes to stdout, a line for each: `comm ID RANKS RANK`, `call COMM FUNCTION NUMBER START STOP` (the GPU's
-// clock; STOP 0: it never ended), `sent COMM PEER STATE NANOSECONDS`. An expectation that fails ends with status 1.
+// clock; STOP 0: it never ended), and of a recording `sent COMM PEER IS_SEND STEPS BYTES` with the least and most nanoseconds
+// that steps can have been in each of the states of `kWaits`. An expectation that fails ends with status 1.
 #include <dlfcn.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -9,16 +10,22 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <random>
+#include <sstream>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
+#include "nccl_published.hpp"
 #include "nccl_ring.hpp"
 
 using ringside::nccl::Communicator;
@@ -28,176 +35,6 @@ using ringside::nccl::kRecords;
 using ringside::nccl::Memory;
 using ringside::nccl::Record;
 using ringside::nccl::Ring;
-
-// What NCCL hands to a plugin, written down from its published headers (src/include/plugin/profiler/profiler_v4.h to _v6.h,
-// nccl_profiler.h) and not from the plugin's: a layout or a value that is wrong there does not meet itself here.
-enum Result : int { kSuccess = 0, kSystemError = 2 };
-enum : int { kWarn = 2, kInfo = 3 };
-
-constexpr int kGroup = 0x1, kColl = 0x2, kP2p = 0x4, kProxyOp = 0x8, kProxyStep = 0x10, kKernelCh = 0x40;
-constexpr int kNetPlugin = 0x80, kCollApi = 0x200, kKernelLaunch = 0x800, kCeColl = 0x1000;
-
-constexpr int kSendGpuWait = 8, kSendWait = 9, kProxyOpInProgress = 19, kSendPeerWait = 20, kKernelChStop = 22;
-
-using Logger = void (*)(int level, unsigned long flags, const char* file, int line, const char* format, ...);
-
-// The same in every version.
-struct ProxyOp {
-  int pid;
-  uint8_t channelId;
-  int peer;
-  int nSteps;
-  int chunkSize;
-  int isSend;
-};
-
-struct ProxyStep {
-  int step;
-};
-
-struct KernelCh {
-  uint8_t channelId;
-  uint64_t pTimer;
-};
-
-struct NetPlugin {
-  int64_t id;
-  void* data;
-};
-
-namespace v4 {
-
-struct Descriptor {
-  uint8_t type;
-  void* parentObj;
-  int rank;
-  union {
-    struct {
-      uint64_t seqNumber;
-      const char* func;
-      const void* sendBuff;
-      void* recvBuff;
-      size_t count;
-      int root;
-      const char* datatype;
-      uint8_t nChannels;
-      uint8_t nWarps;
-      const char* algo;
-      const char* proto;
-    } coll;
-    struct {
-      const char* func;
-      void* buff;
-      const char* datatype;
-      size_t count;
-      int peer;
-      uint8_t nChannels;
-    } p2p;
-    ProxyOp proxyOp;
-    ProxyStep proxyStep;
-    KernelCh kernelCh;
-    NetPlugin netPlugin;
-  };
-};
-
-union StateArgs {
-  struct {
-    size_t transSize;
-  } proxyStep;
-  struct {
-    int appendedProxyOps;
-  } proxyCtrl;
-  struct {
-    void* data;
-  } netPlugin;
-  struct {
-    uint64_t pTimer;
-  } kernelCh;
-};
-
-struct Profiler {
-  const char* name;
-  int (*init)(void** context, int* mask, const char* commName, uint64_t commHash, int nNodes, int nranks, int rank, Logger log);
-  int (*startEvent)(void* context, void** handle, Descriptor* descriptor);
-  int (*stopEvent)(void* handle);
-  int (*recordEventState)(void* handle, int state, StateArgs* args);
-  int (*finalize)(void* context);
-};
-
-}  // namespace v4
-
-// Of version 6 too: what it adds, copy engines, is not played, and makes the union no larger.
-namespace v5 {
-
-struct Descriptor {
-  uint64_t type;
-  void* parentObj;
-  int rank;
-  union {
-    struct {
-      bool graphCaptured;
-      int groupDepth;
-    } groupApi;
-    struct {
-      const char* func;
-      size_t count;
-      const char* datatype;
-      int root;
-      void* stream;
-      bool graphCaptured;
-    } collApi;
-    struct {
-      const char* func;
-      size_t count;
-      const char* datatype;
-      void* stream;
-      bool graphCaptured;
-    } p2pApi;
-    struct {
-      void* stream;
-    } kernelLaunch;
-    struct {
-      uint64_t seqNumber;
-      const char* func;
-      const void* sendBuff;
-      void* recvBuff;
-      size_t count;
-      int root;
-      const char* datatype;
-      uint8_t nChannels;
-      uint8_t nWarps;
-      const char* algo;
-      const char* proto;
-      void* parentGroup;
-    } coll;
-    struct {
-      const char* func;
-      void* buff;
-      const char* datatype;
-      size_t count;
-      int peer;
-      uint8_t nChannels;
-      void* parentGroup;
-    } p2p;
-    ProxyOp proxyOp;
-    ProxyStep proxyStep;
-    KernelCh kernelCh;
-    NetPlugin netPlugin;
-  };
-};
-
-using StateArgs = v4::StateArgs;
-
-struct Profiler {
-  const char* name;
-  int (*init)(void** context, uint64_t commId, int* mask, const char* commName, int nNodes, int nranks, int rank, Logger log);
-  int (*startEvent)(void* context, void** handle, Descriptor* descriptor);
-  int (*stopEvent)(void* handle);
-  int (*recordEventState)(void* handle, int state, StateArgs* args);
-  int (*finalize)(void* context);
-};
-
-}  // namespace v5
 
 #define EXPECT(what) \
   do { \
@@ -233,10 +70,10 @@ struct Player {
     (version == 4 ? reinterpret_cast<void*&>(old) : reinterpret_cast<void*&>(now)) = dlsym(library, symbol.c_str());
     EXPECT(old != nullptr || now != nullptr);
   }
-  int init(uint64_t of, int ranks, int rank) {
+  int init(uint64_t of, int ranks, int rank, const char* name = "dp", int nodes = 2) {
     id = of;
-    return old ? old->init(&context, &mask, "dp", id, 2, ranks, rank, log_line)
-               : now->init(&context, id, &mask, "dp", 2, ranks, rank, log_line);
+    return old ? old->init(&context, &mask, name, id, nodes, ranks, rank, log_line)
+               : now->init(&context, id, &mask, name, nodes, ranks, rank, log_line);
   }
   // An event of either version; `fill` sets the member of the union that it is of.
   template <typename Fill>
@@ -254,13 +91,14 @@ struct Player {
     return handle;
   }
   void stop(void* handle) { EXPECT((old ? old->stopEvent(handle) : now->stopEvent(handle)) == kSuccess); }
-  void state(void* handle, int state, uint64_t value) {
+  void state(void* handle, int state, uint64_t value, bool has_arguments = true) {
     v4::StateArgs args;
     if (state == kKernelChStop)
       args.kernelCh.pTimer = value;
     else
       args.proxyStep.transSize = value;
-    EXPECT((old ? old->recordEventState(handle, state, &args) : now->recordEventState(handle, state, &args)) == kSuccess);
+    v4::StateArgs* const given = has_arguments ? &args : nullptr;
+    EXPECT((old ? old->recordEventState(handle, state, given) : now->recordEventState(handle, state, given)) == kSuccess);
   }
   void finalize() { EXPECT((old ? old->finalize(context) : now->finalize(context)) == kSuccess); }
 
@@ -525,6 +363,248 @@ static void cost(void* library, int version, uint64_t events, int threads) {
   printf("dropped %llu\n", static_cast<unsigned long long>(ring->dropped.load()));
 }
 
+// A line of what nccl_recorder.cpp has written.
+struct Line {
+  std::string what;
+  unsigned thread = 0;
+  uint64_t ns = 0;
+  std::vector<std::string> words;
+
+  long number(size_t at) const { return strtol(words.at(at).c_str(), nullptr, 10); }
+  uint64_t unsigned_number(size_t at) const { return strtoull(words.at(at).c_str(), nullptr, 10); }
+  void* address(size_t at) const { return reinterpret_cast<void*>(strtoull(words.at(at).c_str(), nullptr, 16)); }
+  const char* text(size_t at) const { return words.at(at) == "-" ? nullptr : words.at(at).c_str(); }
+};
+
+static std::vector<Line> read_recording(const char* file, int version) {
+  std::ifstream in(file);
+  std::string text;
+  EXPECT(std::getline(in, text) && text.rfind("nccl-calls 1 version " + std::to_string(version) + " ", 0) == 0);
+  std::vector<Line> lines(1);  // calls are known by their lines
+  while (std::getline(in, text)) {
+    std::istringstream words(text);
+    Line line;
+    words >> line.what >> line.thread >> line.ns;
+    for (std::string word; words >> word;) line.words.push_back(word);
+    lines.push_back(line);
+  }
+  return lines;
+}
+
+// Plays a recording: each thread's calls on a thread of its own, in the order in which all of them came, as fast as it goes
+// or `speed` times as fast as they were.
+class Replay {
+ public:
+  Replay(void* library, int version, std::vector<Line> of)
+      : library(library),
+        version(version),
+        lines(std::move(of)),
+        any(library, version),
+        handles(lines.size()),
+        times(lines.size()) {}
+
+  void run(double speed) {
+    std::map<unsigned, std::vector<size_t>> of_thread;
+    std::vector<size_t> order;
+    for (size_t at = 1; at < lines.size(); ++at)
+      if (lines[at].what != "lost" && lines[at].what != "mask") order.push_back(at);  // masks are the plugin's own doing
+    for (size_t turn = 0; turn < order.size(); ++turn) of_thread[lines[order[turn]].thread].push_back(turn);
+    std::mutex playing;
+    std::condition_variable played;
+    size_t now = 0;
+    const uint64_t begin = now_ns();
+    std::vector<std::thread> threads;
+    for (const auto& [thread, turns] : of_thread)
+      threads.emplace_back([&, &turns = turns] {
+        for (const size_t turn : turns) {
+          std::unique_lock<std::mutex> lock(playing);
+          played.wait(lock, [&] { return now == turn; });
+          const size_t at = order[turn];
+          const uint64_t due = speed > 0 ? begin + uint64_t(double(lines[at].ns) / speed) : 0;
+          while (now_ns() < due) usleep(useconds_t((due - now_ns()) / 1000 + 1));
+          times[at].first = now_ns();
+          call(at);
+          times[at].second = now_ns();
+          ++now;
+          played.notify_all();
+        }
+      });
+    for (auto& thread : threads) thread.join();
+  }
+
+  // What a reader must find, from the recording alone.
+  void print() const {
+    struct Call {
+      size_t at;
+      int kernels = 0, open = 0;
+      uint64_t first = UINT64_MAX, last = 0;
+    };
+    struct Sent {
+      uint64_t steps = 0, bytes = 0, least[4] = {}, most[4] = {};
+    };
+    std::map<size_t, Call> calls;
+    std::map<size_t, size_t> last_of_step;
+    std::map<std::tuple<long, int, bool>, Sent> sent;  // communicator, peer
+    const auto sent_by = [&](size_t step) -> Sent* {
+      const long operation = lines[step].number(1);
+      if (operation <= 0 || type_of(operation) != kProxyOp) return nullptr;
+      const Line& line = lines[size_t(operation)];
+      const bool is_foreign = line.words.at(5) == "foreign";
+      const long call = line.number(1);
+      if (!is_foreign && (call <= 0 || (type_of(call) != kColl && type_of(call) != kP2p))) return nullptr;
+      return &sent[{is_foreign ? -1 : line.number(2), int(line.number(7)), line.number(10) != 0}];
+    };
+    const auto goes_on = [&](size_t step, size_t at) {  // from the last thing that was told of it
+      Sent& to = *sent_by(step);
+      const Line& before = lines[last_of_step.at(step)];
+      const auto [begun, told] = times[last_of_step.at(step)];
+      for (size_t wait = 0; wait < 4 && before.what == "state"; ++wait)
+        if (before.number(1) == kWaits[wait]) {
+          to.least[wait] += times[at].first - told;
+          to.most[wait] += times[at].second - begun;
+        }
+      last_of_step[step] = at;
+    };
+    for (size_t at = 1; at < lines.size(); ++at) {
+      const Line& line = lines[at];
+      if (line.what == "init" && line.number(0) == kSuccess)
+        printf("comm %s %s %s\n", line.words.at(2).c_str(), line.words.at(4).c_str(), line.words.at(5).c_str());
+      const long of = line.what == "start" ? line.number(1) : line.what == "stop" || line.what == "state" ? line.number(0) : 0;
+      const int type = type_of(line.what == "start" ? long(at) : of);
+      if (line.what == "start" && type == kColl) calls[at].at = at;
+      if (line.what == "start" && type == kKernelCh && calls.count(size_t(of))) {
+        Call& call = calls[size_t(of)];
+        ++call.kernels, ++call.open;
+        call.first = std::min(call.first, line.unsigned_number(6));
+      }
+      if (line.what == "state" && type == kKernelCh && line.number(1) == kKernelChStop && line.text(2) != nullptr) {
+        const auto call = calls.find(size_t(lines[size_t(of)].number(1)));
+        if (call != calls.end()) {
+          --call->second.open;
+          call->second.last = std::max(call->second.last, line.unsigned_number(2));
+        }
+      }
+      if (type != kProxyStep || sent_by(line.what == "start" ? at : size_t(of)) == nullptr) continue;
+      if (line.what == "start") {
+        ++sent_by(at)->steps;
+        last_of_step[at] = at;
+      } else {
+        goes_on(size_t(of), at);
+        if (line.what == "state" && (line.number(1) == kSendWait || line.number(1) == kRecvWait) && line.text(2) != nullptr)
+          sent_by(size_t(of))->bytes += line.unsigned_number(2);
+      }
+    }
+    for (const auto& [at, call] : calls) {
+      const Line& line = lines[at];
+      const bool has_ended = call.kernels > 0 && call.open <= 0 && call.kernels >= int(line.number(12));
+      printf("call %s %s %s %llu %llu\n", id_of(line.number(2)), line.words.at(6).c_str(), line.words.at(5).c_str(),
+             (unsigned long long)(call.kernels > 0 ? call.first : 0), (unsigned long long)(has_ended ? call.last : 0));
+    }
+    for (const auto& [key, of] : sent) {
+      const auto [communicator, peer, is_send] = key;
+      printf("sent %s %d %d %llu %llu", id_of(communicator), peer, is_send, (unsigned long long)of.steps,
+             (unsigned long long)of.bytes);
+      for (size_t wait = 0; wait < 4; ++wait)
+        printf(" %llu %llu", (unsigned long long)of.least[wait], (unsigned long long)of.most[wait]);
+      printf("\n");
+    }
+  }
+
+ private:
+  static constexpr int kWaits[4] = {kSendGpuWait, kSendPeerWait, kSendWait, kRecvWait};
+
+  void* library;
+  int version;
+  std::vector<Line> lines;
+  Player any;  // calls what names no communicator
+  std::map<long, Player> players;
+  std::vector<void*> handles;
+  std::vector<std::pair<uint64_t, uint64_t>> times;  // just before and after each call
+
+  int type_of(long at) const {  // 0: no event, or none that the plugin keeps
+    const bool is_kept = at > 0 && lines[size_t(at)].what == "start" && lines[size_t(at)].number(0) != 0;
+    return is_kept ? int(lines[size_t(at)].number(4)) : 0;
+  }
+  const char* id_of(long communicator) const {
+    return communicator > 0 ? lines[size_t(communicator)].words.at(2).c_str() : "foreign";
+  }
+  void* handle_of(long event) const { return event < 0 ? kNowhere : handles[size_t(event)]; }
+  void* context_of(long communicator) const {
+    return communicator < 0 ? kNowhere : communicator == 0 ? nullptr : players.at(communicator).context;
+  }
+
+  void call(size_t at) {
+    const Line& line = lines[at];
+    if (line.what == "init") {
+      Player& player = players.emplace(long(at), Player(library, version)).first->second;
+      std::string name;
+      for (size_t word = 6; word < line.words.size(); ++word) name += (word > 6 ? " " : "") + line.words[word];
+      const int result = player.init(line.unsigned_number(2), int(line.number(4)), int(line.number(5)),
+                                     name == "-" ? nullptr : name.c_str(), int(line.number(3)));
+      EXPECT(result == line.number(0));
+    } else if (line.what == "start") {
+      start(at);
+      EXPECT((handles[at] != nullptr) == (line.number(0) != 0));
+    } else if (line.what == "stop") {
+      any.stop(handle_of(line.number(0)));
+    } else if (line.what == "state") {
+      any.state(handle_of(line.number(0)), int(line.number(1)), line.unsigned_number(2), line.text(2) != nullptr);
+    } else {
+      EXPECT(line.what == "finalize");
+      any.context = context_of(line.number(0));
+      any.finalize();
+    }
+  }
+
+  void start(size_t at) {
+    const Line& line = lines[at];
+    const int type = int(line.number(4));
+    handles[at] = any.start(type, handle_of(line.number(1)), context_of(line.number(2)), [&](auto& descriptor) {
+      descriptor.rank = int(line.number(3));
+      constexpr bool is_v4 = sizeof descriptor.type == 1;
+      if (type == kColl) {
+        auto& coll = descriptor.coll;
+        coll.seqNumber = line.unsigned_number(5), coll.func = line.text(6);
+        coll.sendBuff = line.address(7), coll.recvBuff = line.address(8);
+        coll.count = line.unsigned_number(9), coll.root = int(line.number(10)), coll.datatype = line.text(11);
+        coll.nChannels = uint8_t(line.number(12)), coll.nWarps = uint8_t(line.number(13));
+        coll.algo = line.text(14), coll.proto = line.text(15);
+        if constexpr (!is_v4) coll.parentGroup = handle_of(line.number(16));
+      } else if (type == kP2p) {
+        auto& p2p = descriptor.p2p;
+        p2p.func = line.text(5), p2p.buff = line.address(6), p2p.count = line.unsigned_number(7), p2p.datatype = line.text(8);
+        p2p.peer = int(line.number(9)), p2p.nChannels = uint8_t(line.number(10));
+        if constexpr (!is_v4) p2p.parentGroup = handle_of(line.number(11));
+      } else if (type == kProxyOp) {
+        const int pid = line.words.at(5) == "self" ? getpid() : getpid() + 1;
+        descriptor.proxyOp = {pid,
+                              uint8_t(line.number(6)),
+                              int(line.number(7)),
+                              int(line.number(8)),
+                              int(line.number(9)),
+                              int(line.number(10))};
+      } else if (type == kProxyStep) {
+        descriptor.proxyStep = {int(line.number(5))};
+      } else if (type == kKernelCh) {
+        descriptor.kernelCh = {uint8_t(line.number(5)), line.unsigned_number(6)};
+      } else if (type == kNetPlugin) {
+        descriptor.netPlugin = {line.number(5), nullptr};
+      }
+      if constexpr (!is_v4) {
+        if (type == kGroupApi)
+          descriptor.groupApi = {line.number(5) != 0, int(line.number(6))};
+        else if (type == kCollApi)
+          descriptor.collApi = {line.text(5), line.unsigned_number(6), line.text(7), int(line.number(8)), line.address(9),
+                                line.number(10) != 0};
+        else if (type == kP2pApi)
+          descriptor.p2pApi = {line.text(5), line.unsigned_number(6), line.text(7), line.address(8), line.number(9) != 0};
+        else if (type == kKernelLaunch)
+          descriptor.kernelLaunch = {line.address(5)};
+      }
+    });
+  }
+};
+
 int main(int argc, char** argv) {
   EXPECT(argc >= 4);
   const std::string path = argv[1], mode = argv[2];
@@ -606,10 +686,15 @@ int main(int argc, char** argv) {
   } else if (mode == "mask") {
     Player player(library, version);
     EXPECT(player.init(1, 2, 0) == kSuccess && player.collective(0, 1, nullptr) != nullptr);
+    player.stop(player.api(kKernelLaunch));  // the plugin asks for none, the recorder may
     printf("mask %d\n", mask);
   } else if (mode == "work") {
     work(library, version, number, atoi(argv[5]), atoi(argv[6]), strcmp(argv[7], "gpu") == 0,
          argc > 8 ? strtoull(argv[8], nullptr, 10) : now_ns());
+  } else if (mode == "recorded") {  // VERSION FILE [SPEED]
+    Replay replay(library, version, read_recording(argv[4], version));
+    replay.run(argc > 5 ? atof(argv[5]) : 0);
+    replay.print();
   } else if (mode == "cost") {
     cost(library, version, uint64_t(number), argc > 5 ? atoi(argv[5]) : 1);
   } else {

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.native.nccl import harness, play, played_calls
+from tests.native.nccl import harness, joined, named, play, played_calls, read_calls, ring_in
 
 from ringside import _core
 from ringside.errors import RingsideError, UnsupportedError
-from ringside.monitor.nccl.calls import UNKNOWN, Calls, Joined
+from ringside.monitor.nccl.calls import UNKNOWN, Calls
 from ringside.monitor.nccl.ring import (
     COMMUNICATOR,
     COMMUNICATORS,
@@ -33,7 +33,6 @@ from ringside.monitor.nccl.ring import (
     PROXY,
     STARTED,
     TAIL,
-    RecordedCommunicator,
     Ring,
 )
 from ringside.processes import start_time
@@ -45,31 +44,6 @@ VERSIONS = (4, 5, 6)
 @pytest.fixture
 def library() -> Path:
     return _core.nccl_plugin()
-
-
-def ring_in(folder: Path) -> Ring:
-    (path,) = folder.glob(f"{PREFIX}*")
-    return Ring(path)
-
-
-def joined(ring: Ring) -> Joined:
-    return Calls().add(ring.drain(), time.monotonic_ns(), is_last=True)
-
-
-def named(ring: Ring, number: int) -> RecordedCommunicator:
-    communicator = ring.communicator(int(number))
-    assert communicator is not None
-    return communicator
-
-
-def read_calls(ring: Ring, calls: np.ndarray) -> dict[tuple[int, str, int], tuple[int, int]]:
-    return {
-        (named(ring, call["communicator"]).id, call["func"].decode(), int(call["number"])): (
-            int(call["arrived_gpu_ns"]),
-            int(call["ended_gpu_ns"]),
-        )
-        for call in calls
-    }
 
 
 @pytest.mark.core
