@@ -225,6 +225,10 @@ def test_calls_without_times_count_as_not_seen() -> None:
     ranks = [made_calls(LONG, NO), made_calls(SHORT, NO)]
     ranks[1]["ended_gpu_ns"][::3] = ranks[1]["ended_gpu_ns"][1::3] = 0
     assert blamed(*ranks) == []
+    ranks = [made_calls(LONG, NO), made_calls(SHORT, NO)]
+    ranks[0]["arrived_gpu_ns"][5] = 0
+    (blame,) = blamed(*ranks)
+    assert blame.seconds == pytest.approx((N - 1) * 0.029)
 
 
 def test_a_warm_up_or_a_few_calls_name_nobody() -> None:
