@@ -14,7 +14,11 @@ from tests.native.nccl import play, play_ranks
 
 from ringside import _core
 from ringside.monitor.nccl import causes as causes_module
+<<<<<<< HEAD
 from ringside.monitor.nccl.calls import CALL, GIVEN_UP_NS, MOST_CALLS, SETTLED_NS, WAIT, WAITS, Calls, Joined
+=======
+from ringside.monitor.nccl.calls import CALL, GIVEN_UP_NS, MOST_CALLS, SETTLED_NS, UNTOLD_NS, WAIT, Calls, Joined
+>>>>>>> h/a26
 from ringside.monitor.nccl.causes import LATE_RANK, LEAST_CALLS, NOT_KNOWN, SLOW_GPU, SLOW_LINK, Blame, Causes
 from ringside.monitor.nccl.report import NcclReport, blame_line, report_lines
 from ringside.monitor.nccl.ring import (
@@ -74,6 +78,7 @@ def test_what_comes_late_for_a_call_that_is_over_is_no_other_ones() -> None:
         (4, KERNEL, STARTED, handle(3, COLLECTIVE), 1, 800),
         (5, KERNEL, STOPPED, handle(4, KERNEL), 2, 900),
     )
+    both["communicator"][2:] = 1
     (call,) = calls.add(both, 2 * SETTLED_NS).calls
     assert (call["arrived_gpu_ns"], call["ended_gpu_ns"]) == (800, 900)
     assert len(calls.add(records((6, KERNEL, STOPPED, handle(4, KERNEL), 2, 950)), 3 * SETTLED_NS).calls) == 0
@@ -98,6 +103,29 @@ def test_a_call_whose_kernel_waits_is_kept_with_what_was_called_after_it() -> No
     end = records((4, KERNEL, STOPPED, handle(2, KERNEL), 2 * GIVEN_UP_NS // 10**6, 900))
     (call,) = calls.add(end, 2 * GIVEN_UP_NS + SETTLED_NS).calls[:1]
     assert (call["arrived_gpu_ns"], call["ended_gpu_ns"]) == (700, 900)
+
+
+def test_a_kernel_whose_stop_is_not_told_is_over_with_a_later_call() -> None:
+    """Such calls were kept for ever, up to a thousand, and read again each time."""
+
+    def whole(sequence: int, ms: int) -> np.ndarray:
+        return records(
+            (sequence, COLLECTIVE, STARTED, 0, ms, 0),
+            (sequence + 1, KERNEL, STARTED, handle(sequence, COLLECTIVE), ms, 800),
+            (sequence + 2, KERNEL, STOPPED, handle(sequence + 1, KERNEL), ms, 900),
+        )
+
+    calls = Calls()
+    rows = [(1, COLLECTIVE, STARTED, 0, 0, 0), (2, KERNEL, STARTED, handle(1, COLLECTIVE), 1, 700)]
+    assert len(calls.add(records(*rows), 2 * GIVEN_UP_NS).calls) == 0
+    elsewhere = whole(3, 2)
+    elsewhere["communicator"] = 1
+    assert len(calls.add(elsewhere, UNTOLD_NS + 10**7).calls) == 1
+    assert len(calls.add(whole(6, 3), SETTLED_NS + 10**7).calls) == 1  # its stop may still be told
+    assert len(calls.add(whole(9, 6000), 6000 * 10**6).calls) == 0
+    first, second = calls.add(records(), 6000 * 10**6 + SETTLED_NS).calls
+    assert (first["arrived_gpu_ns"], first["ended_gpu_ns"]) == (700, 0)
+    assert (second["arrived_gpu_ns"], second["ended_gpu_ns"]) == (800, 900)
 
 
 def test_of_too_many_calls_that_wait_the_oldest_are_given_up() -> None:
@@ -243,6 +271,10 @@ def test_calls_without_times_count_as_not_seen() -> None:
     ranks = [made_calls(LONG, NO), made_calls(SHORT, NO)]
     ranks[1]["ended_gpu_ns"][::3] = ranks[1]["ended_gpu_ns"][1::3] = 0
     assert blamed(*ranks) == []
+    ranks = [made_calls(LONG, NO), made_calls(SHORT, NO)]
+    ranks[0]["arrived_gpu_ns"][5] = 0
+    (blame,) = blamed(*ranks)
+    assert blame.seconds == pytest.approx((N - 1) * 0.029)
 
 
 def test_a_warm_up_or_a_few_calls_name_nobody() -> None:

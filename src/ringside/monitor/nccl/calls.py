@@ -19,6 +19,9 @@ from ringside.monitor.nccl.ring import RECORD, Records, joined_rows, picked_reco
 
 SETTLED_NS = 250_000_000
 """A call whose kernels have all ended is over once nothing of it has come for so long: proxies report late."""
+UNTOLD_NS = 5_000_000_000
+"""One of which nothing has come for so long is over when a later call of its communicator is, for these run in their
+order: NCCL does not always tell that a kernel has stopped."""
 GIVEN_UP_NS = 60_000_000_000
 """One whose end has not come is taken as it is when nothing of it has come for so long, and no kernel of the process is
 open: in one a rank may wait for another as long as it likes, and what was called after it waits too."""
@@ -115,8 +118,15 @@ class Calls:
         begun = _picked(parts, calls_at)
         has_ended = (kernels > 0) & (open_kernels <= 0) & (kernels >= begun["channels"])
         quiet = now_ns - latest[calls_at].astype(np.int64)
-        is_done = (has_ended & (quiet >= SETTLED_NS)) | is_last
-        if not (open_kernels > 0).any():
+        is_settled = has_ended & (quiet >= SETTLED_NS)
+        is_done = is_settled | is_last
+        is_open = open_kernels > 0
+        is_untold = is_open & (quiet >= UNTOLD_NS)
+        for communicator in set(begun["communicator"][is_untold].tolist()):
+            is_of = begun["communicator"] == communicator
+            for last in np.flatnonzero(is_of & is_settled)[-1:]:
+                is_done[:last] |= (is_of & is_untold)[:last]
+        if not (is_open & ~is_done).any():
             is_done |= quiet >= GIVEN_UP_NS
         waiting = np.flatnonzero(~is_done & ~has_ended)
         is_done[waiting[: max(len(waiting) - MOST_CALLS, 0)]] = True

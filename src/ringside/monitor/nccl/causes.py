@@ -293,7 +293,8 @@ class Causes:
         stays["number"], stays["rank"] = calls["number"], rank
         stays["seconds"] = (calls["ended_gpu_ns"].astype(np.int64) - calls["arrived_gpu_ns"].astype(np.int64)) / 1e9
         stays["enqueued_ns"] = np.where(calls["is_called"], calls["enqueued_ns"].astype(np.int64), -1)
-        has_times = (calls["ended_gpu_ns"] > 0) & (stays["seconds"] >= 0)
+        # NCCL reads what a kernel writes while it writes it: a start may be of no time, or of a call long ago.
+        has_times = (calls["arrived_gpu_ns"] > 0) & (calls["ended_gpu_ns"] > 0) & (stays["seconds"] >= 0)
         for function in set(calls["func"].tolist()).intersection(TOGETHER):
             is_of = calls["func"] == function
             numbers = calls["number"][is_of]
