@@ -14,11 +14,7 @@ from tests.native.nccl import play, play_ranks
 
 from ringside import _core
 from ringside.monitor.nccl import causes as causes_module
-<<<<<<< HEAD
-from ringside.monitor.nccl.calls import CALL, GIVEN_UP_NS, MOST_CALLS, SETTLED_NS, WAIT, WAITS, Calls, Joined
-=======
-from ringside.monitor.nccl.calls import CALL, GIVEN_UP_NS, MOST_CALLS, SETTLED_NS, UNTOLD_NS, WAIT, Calls, Joined
->>>>>>> h/a26
+from ringside.monitor.nccl.calls import CALL, GIVEN_UP_NS, MOST_CALLS, SETTLED_NS, UNTOLD_NS, WAIT, WAITS, Calls, Joined
 from ringside.monitor.nccl.causes import LATE_RANK, LEAST_CALLS, NOT_KNOWN, SLOW_GPU, SLOW_LINK, Blame, Causes
 from ringside.monitor.nccl.report import NcclReport, blame_line, report_lines
 from ringside.monitor.nccl.ring import (
