@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -237,6 +238,26 @@ def test_a_rank_that_does_not_come_is_named():
     assert tuple(ranks) == (1,)
 
 
+def without_waiting(rank: int) -> list[Any]:
+    """Make groups whose calls may wait for nobody, each rank late once."""
+    heard: list[Any] = []
+    for late in (0, 1):
+        dist.barrier()
+        if rank == late:
+            time.sleep(0.3)
+        group = dist.new_group(backend="gloo", timeout=datetime.timedelta(0))
+        heard.append(is_ours(group))
+        if rank == 0:
+            with pytest.raises(RuntimeError, match="Timed out waiting 0ms"):
+                dist.barrier(group)
+    return heard
+
+
+def test_a_timeout_of_0_is_for_calls_and_not_for_making_the_group():
+    ours, theirs = on_served(2, (), without_waiting), on_served(2, (0, 1), without_waiting)
+    assert (ours, theirs) == ([[True, True]] * 2, [[False, False]] * 2)
+
+
 def lives(rank: int) -> list[Any]:
     """Groups made and destroyed while others live; one never used; a forked child."""
     kept, gone, unused = (dist.new_group(backend="gloo") for _ in range(3))
@@ -434,6 +455,34 @@ def test_training_and_checkpoints_give_what_gloo_gives(tmp_path):
     theirs = on_served(2, (0, 1), trained, str(tmp_path / "gloo"))
     for mine, stock in zip(ours, theirs, strict=True):
         assert all(equal(a, b) for a, b in zip(mine, stock, strict=True))
+
+
+def saved_by_another_process(rank: int, folder: str, port: int, asks: str) -> list[Any]:
+    """Save twice by a process that torch starts for it, which makes a group by the name "gloo"; see what it maps."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import _async_process_executor as executor
+    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+    meets = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ.update(meets, RINGSIDE_AS_GLOO=asks)
+    for turn in range(2):
+        state = {"x": torch.arange(12.0) + turn}
+        saving = dcp.async_save(
+            state, checkpoint_id=f"{folder}/{turn}", async_checkpointer_type=AsyncCheckpointerType.PROCESS
+        )
+        saving.result()
+    process = executor._CHECKPOINT_PROCESS
+    maps = Path(f"/proc/{process._save_process.pid}/maps").read_text()
+    dcp.load(back := {"x": torch.zeros(12)}, checkpoint_id=f"{folder}/1")
+    return ["memfd:ringside" in maps, back["x"].tolist()]
+
+
+@pytest.mark.thorough
+def test_checkpoints_are_saved_by_a_process_of_their_own_as_on_gloo(tmp_path):
+    for lacking, asks in (((), "1"), ((0, 1), "0")):
+        folder = str(tmp_path / asks)
+        told = on_served(2, lacking, saved_by_another_process, folder, free_port(), asks)
+        assert told == [[asks == "1", [float(i + 1) for i in range(12)]]] * 2
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
