@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import subprocess
+import sys
 import urllib.request
 from typing import Any
 
@@ -26,6 +28,22 @@ pytestmark = [
     pytest.mark.native,
     pytest.mark.skipif(not IS_BACKEND, reason="backends in Python are for torch 2.14 and newer"),
 ]
+
+
+FOUND = """
+import sys, torch, torch.distributed as dist
+print(sorted(name for name in sys.modules if name.partition(".")[0] == "ringside"))
+dist.init_process_group("ringside", store=dist.HashStore(), rank=0, world_size=1)
+print(dist.get_backend())
+"""
+
+
+def test_import_torch_loads_nothing_of_ours_and_the_backend_is_found_by_its_name():
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("RINGSIDE")}
+    for asked in ({}, {"RINGSIDE_AS_GLOO": "0"}):
+        command, environ = [sys.executable, "-W", "ignore", "-c", FOUND], {**plain, **asked}
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=True)
+        assert done.stdout.splitlines() == ["[]", "ringside"]
 
 
 def hooks_and_records(rank: int) -> dict[str, Any]:
