@@ -559,11 +559,14 @@ def test_the_variable_asks_for_it_and_off_leaves_torch_alone(environ, serves):
     assert done.stdout.split() == [str(serves)]
 
 
-@pytest.mark.skipif(IS_BACKEND, reason="there the name is registered anew")
 def test_a_torch_that_makes_groups_otherwise_is_left_alone(monkeypatch, caplog):
     def otherwise(size: int) -> None: ...
 
     monkeypatch.setattr(c10d, "_new_process_group_helper", otherwise)
+    monkeypatch.setattr(c10d.Backend, "_plugins", {})
+    if IS_BACKEND:
+        monkeypatch.setattr(c10d.Backend, "_ensure_backend_registered", lambda name: None)
     ringside_backend.serve_gloo(c10d)
     assert c10d._new_process_group_helper is otherwise
+    assert c10d.Backend._plugins == {}
     assert '"gloo" stays Gloo' in caplog.text

@@ -175,6 +175,19 @@ def test_split_group_gives_groups_of_ours():
     assert pair == [{"sum": 2.0, "name": "ringside", "size": 2, "ours": {"all_reduce": 1}, "after": 5.0}] * 2
 
 
+def abilities(rank: int) -> dict[str, bool]:
+    backend: Any = carrier_of(dist.group.WORLD)
+    names = [name for name in dir(torch._C._distributed_c10d.Backend) if name.lstrip("_").startswith("supports_")]
+    return {name: getattr(backend, name) for name in names if name != "supports_tensor_alloc"}  # a method, of a device
+
+
+def test_whatever_torch_asks_whether_a_backend_can_do_it_has_an_answer():
+    """Where Python has none, torch's C++ asks itself until the stack is full."""
+    (can,) = on_ours(1, abilities)
+    assert {name for name, answer in can.items() if answer} == {"supports_splitting"}
+    assert {"supports_reconfigure", "supports_shrinking"} <= can.keys()
+
+
 def in_detail(rank: int) -> list[Any]:
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
     dist.set_debug_level_from_env()
