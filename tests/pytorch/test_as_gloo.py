@@ -122,9 +122,38 @@ def test_the_engine_carries_it():
     assert on_served(2, (), kinds) == [(True, {"ringside": {"all_reduce": 1}})] * 2
 
 
+def told_of(path: str, lacking: tuple[int, ...]) -> tuple[Any, list[str]]:
+    """Make two groups where some ranks lack Ringside; return who carries, and what is said."""
+    with Said() as said:
+        return served(path, lacking, lambda rank: [dist.new_group(backend="gloo"), kinds(rank)][1]), said.lines
+
+
 @pytest.mark.parametrize("lacking", [(0,), (1,), (0, 2)])
-def test_where_a_rank_lacks_us_all_stay_on_gloo(lacking):
-    assert on_served(3, lacking, kinds) == [(False, {"sum": [3.0] * 3})] * 3
+def test_where_a_rank_lacks_us_all_stay_on_gloo_and_that_is_said_once(lacking):
+    with meeting_point() as path:
+        told = on_ranks(3, told_of, path, lacking, limit_s=LIMIT_S)
+    assert [found for found, _ in told] == [(False, {"sum": [3.0] * 3})] * 3
+    first = min({0, 1, 2} - set(lacking))
+    (line,) = told[first][1]
+    assert line in [f"a group of the backend gloo stays on Gloo: rank {rank} has no Ringside" for rank in lacking]
+    assert sum(len(lines) for _, lines in told) == 1
+
+
+def left_alone(rank: int) -> list[Any]:
+    """Make groups that are Gloo's own affair, and use them."""
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    checked = dist.new_group(backend="gloo")
+    dist.set_debug_level(dist.DebugLevel.OFF)
+    groups = [checked, [dist.new_group([each], backend="gloo") for each in range(2)][rank], dist.group.WORLD]
+    sums = []
+    for group in groups:
+        dist.all_reduce(x := torch.ones(1), group=group)
+        sums.append(x.item())
+    return [*map(is_ours, groups), *sums]
+
+
+def test_groups_under_torchs_detailed_checks_and_of_one_rank_are_left_to_gloo():
+    assert on_served(2, (), left_alone) == [[False, False, True, 2.0, 1.0, 2.0]] * 2
 
 
 def another_version(path: str, of: str) -> tuple[bool, list[str]]:

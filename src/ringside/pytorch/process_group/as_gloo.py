@@ -7,7 +7,6 @@ all ranks stay on Gloo, and the first that has Ringside says why.
 
 from __future__ import annotations
 
-import functools
 import logging
 import socket
 import time
@@ -155,7 +154,8 @@ def _all_agree(store: Store, rank: int, size: int, timeout: timedelta) -> bool:
         stock = [r for r in absent if store.check([f"0/{r}"]) and not part.check([str(r)])]
         if stock:
             if rank == min(set(range(size)) - set(stock)):
-                _log_once(logging.WARNING, f"{_STAYS}: without Ringside are {name_ranks(stock)}")
+                # Others may lack it as well, and be late.
+                _log_once(logging.WARNING, _STAYS, f": rank {stock[0]} has no Ringside")
             return False
         if time.monotonic() > deadline:
             raise DeadlineError(f"{timed_out(limit_s)}: {name_ranks(absent)} did not make the process group", absent)
@@ -170,7 +170,7 @@ def _all_agree(store: Store, rank: int, size: int, timeout: timedelta) -> bool:
                 why = f"{name} {getattr(own, name)}, where rank 0 has {getattr(first, name)}"
         if why:
             if rank == 0:
-                _log_once(logging.WARNING, f"{_STAYS}: rank {r} on host {own.host}: {why}")
+                _log_once(logging.WARNING, _STAYS, f": rank {r} on host {own.host}: {why}")
             return False
     return True
 
@@ -182,7 +182,11 @@ def _own(size: int, timeout: timedelta) -> Announcement:
     return Announcement(socket.gethostname(), __version__, str(torch.__version__), settings, problem)
 
 
-@functools.cache
-def _log_once(level: int, message: str) -> None:
-    """Log it once per process."""
-    _log.log(level, "%s", message)
+_said: set[str] = set()
+
+
+def _log_once(level: int, message: str, reason: str = "") -> None:
+    """Log it once per process, with the first reason."""
+    if message not in _said:
+        _said.add(message)
+        _log.log(level, "%s%s", message, reason)
