@@ -134,9 +134,10 @@ test-oldest: ## attach and Communicator on the oldest torch that pyproject.toml 
 	@build/oldest/bin/python -m pip install -q --disable-pip-version-check '.[metrics,web,gpu]'
 	@build/oldest/bin/python -m pytest -q tests/pytorch --ignore-glob='*/test_process_group*'
 
-test-newest: ## attach, Communicator and the process group on the newest torch (fetches 3 GB: CUDA wheels; needs no GPU)
+NEWEST := 2.15
+test-newest: ## attach, Communicator and the process group on the newest torch, or make test-newest NEWEST=2.14 (fetches 3 GB)
 	@$(PYTHON) -m venv build/newest
-	@build/newest/bin/python -m pip install -q --disable-pip-version-check 'torch==2.15.*' numpy pytest pytest-timeout pytest-rerunfailures hypothesis
+	@build/newest/bin/python -m pip install -q --disable-pip-version-check 'torch==$(NEWEST).*' numpy pytest pytest-timeout pytest-rerunfailures hypothesis
 	@build/newest/bin/python -m pip install -q --disable-pip-version-check '.[metrics,web,gpu]'
 	@build/newest/bin/python -m pytest -q tests/pytorch
 

@@ -4,7 +4,8 @@
 
     RingsideError
     ├── UsageError            what was asked for cannot be: exit status 2
-    │   └── UnsupportedError  a dtype, device or platform Ringside does not handle (also a TypeError)
+    │   ├── UnsupportedError  a dtype, device or platform Ringside does not handle (also a TypeError)
+    │   └── ArgumentError     a process group's call does not fit together (also a RuntimeError, as torch's own are)
     ├── StoreGoneError        the job's store cannot be reached any more: exit status 75
     ├── FinalStateError       the job is over, and this rank cannot have its final state: exit status 76
     └── SyncError             a collective could not finish on this rank (also a RuntimeError, as torch's own are)
@@ -33,6 +34,10 @@ class UsageError(RingsideError, ValueError):
 
 class UnsupportedError(UsageError, TypeError):
     """A dtype, device or platform that Ringside does not handle; the message says what to use."""
+
+
+class ArgumentError(UsageError, RuntimeError):
+    """A process group's call does not fit together; the message has torch's words, for code that looks for them."""
 
 
 class StoreGoneError(RingsideError):

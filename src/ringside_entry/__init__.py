@@ -11,7 +11,8 @@ import sys
 def register() -> None:
     """Tell torch of the backend, where it would not find it."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
-    if hasattr(getattr(c10d, "Backend", None), "_ensure_backend_registered") and not os.environ.get("RINGSIDE_AS_GLOO"):
+    finds_it = hasattr(getattr(c10d, "Backend", None), "_ensure_backend_registered")
+    if finds_it and os.environ.get("RINGSIDE_AS_GLOO", "0") in ("", "0"):
         return
     from ringside.autoload import ringside_backend
 

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -121,9 +122,38 @@ def test_the_engine_carries_it():
     assert on_served(2, (), kinds) == [(True, {"ringside": {"all_reduce": 1}})] * 2
 
 
+def told_of(path: str, lacking: tuple[int, ...]) -> tuple[Any, list[str]]:
+    """Make two groups where some ranks lack Ringside; return who carries, and what is said."""
+    with Said() as said:
+        return served(path, lacking, lambda rank: [dist.new_group(backend="gloo"), kinds(rank)][1]), said.lines
+
+
 @pytest.mark.parametrize("lacking", [(0,), (1,), (0, 2)])
-def test_where_a_rank_lacks_us_all_stay_on_gloo(lacking):
-    assert on_served(3, lacking, kinds) == [(False, {"sum": [3.0] * 3})] * 3
+def test_where_a_rank_lacks_us_all_stay_on_gloo_and_that_is_said_once(lacking):
+    with meeting_point() as path:
+        told = on_ranks(3, told_of, path, lacking, limit_s=LIMIT_S)
+    assert [found for found, _ in told] == [(False, {"sum": [3.0] * 3})] * 3
+    first = min({0, 1, 2} - set(lacking))
+    (line,) = told[first][1]
+    assert line in [f"a group of the backend gloo stays on Gloo: rank {rank} has no Ringside" for rank in lacking]
+    assert sum(len(lines) for _, lines in told) == 1
+
+
+def left_alone(rank: int) -> list[Any]:
+    """Make groups that are Gloo's own affair, and use them."""
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    checked = dist.new_group(backend="gloo")
+    dist.set_debug_level(dist.DebugLevel.OFF)
+    groups = [checked, [dist.new_group([each], backend="gloo") for each in range(2)][rank], dist.group.WORLD]
+    sums = []
+    for group in groups:
+        dist.all_reduce(x := torch.ones(1), group=group)
+        sums.append(x.item())
+    return [*map(is_ours, groups), *sums]
+
+
+def test_groups_under_torchs_detailed_checks_and_of_one_rank_are_left_to_gloo():
+    assert on_served(2, (), left_alone) == [[False, False, True, 2.0, 1.0, 2.0]] * 2
 
 
 def another_version(path: str, of: str) -> tuple[bool, list[str]]:
@@ -235,6 +265,26 @@ def test_a_rank_that_does_not_come_is_named():
         (text, ranks), _ = on_ranks(2, absent, path, limit_s=LIMIT_S)
     assert text.startswith("Timed out waiting 1000ms: rank 1 did not make")
     assert tuple(ranks) == (1,)
+
+
+def without_waiting(rank: int) -> list[Any]:
+    """Make groups whose calls may wait for nobody, each rank late once."""
+    heard: list[Any] = []
+    for late in (0, 1):
+        dist.barrier()
+        if rank == late:
+            time.sleep(0.3)
+        group = dist.new_group(backend="gloo", timeout=datetime.timedelta(0))
+        heard.append(is_ours(group))
+        if rank == 0:
+            with pytest.raises(RuntimeError, match="Timed out waiting 0ms"):
+                dist.barrier(group)
+    return heard
+
+
+def test_a_timeout_of_0_is_for_calls_and_not_for_making_the_group():
+    ours, theirs = on_served(2, (), without_waiting), on_served(2, (0, 1), without_waiting)
+    assert (ours, theirs) == ([[True, True]] * 2, [[False, False]] * 2)
 
 
 def lives(rank: int) -> list[Any]:
@@ -436,6 +486,34 @@ def test_training_and_checkpoints_give_what_gloo_gives(tmp_path):
         assert all(equal(a, b) for a, b in zip(mine, stock, strict=True))
 
 
+def saved_by_another_process(rank: int, folder: str, port: int, asks: str) -> list[Any]:
+    """Save twice by a process that torch starts for it, which makes a group by the name "gloo"; see what it maps."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import _async_process_executor as executor
+    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+    meets = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ.update(meets, RINGSIDE_AS_GLOO=asks)
+    for turn in range(2):
+        state = {"x": torch.arange(12.0) + turn}
+        saving = dcp.async_save(
+            state, checkpoint_id=f"{folder}/{turn}", async_checkpointer_type=AsyncCheckpointerType.PROCESS
+        )
+        saving.result()
+    process = executor._CHECKPOINT_PROCESS
+    maps = Path(f"/proc/{process._save_process.pid}/maps").read_text()
+    dcp.load(back := {"x": torch.zeros(12)}, checkpoint_id=f"{folder}/1")
+    return ["memfd:ringside" in maps, back["x"].tolist()]
+
+
+@pytest.mark.thorough
+def test_checkpoints_are_saved_by_a_process_of_their_own_as_on_gloo(tmp_path):
+    for lacking, asks in (((), "1"), ((0, 1), "0")):
+        folder = str(tmp_path / asks)
+        told = on_served(2, lacking, saved_by_another_process, folder, free_port(), asks)
+        assert told == [[asks == "1", [float(i + 1) for i in range(12)]]] * 2
+
+
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 CUDA = torch.device("cuda")
 
@@ -510,11 +588,14 @@ def test_the_variable_asks_for_it_and_off_leaves_torch_alone(environ, serves):
     assert done.stdout.split() == [str(serves)]
 
 
-@pytest.mark.skipif(IS_BACKEND, reason="there the name is registered anew")
 def test_a_torch_that_makes_groups_otherwise_is_left_alone(monkeypatch, caplog):
     def otherwise(size: int) -> None: ...
 
     monkeypatch.setattr(c10d, "_new_process_group_helper", otherwise)
+    monkeypatch.setattr(c10d.Backend, "_plugins", {})
+    if IS_BACKEND:
+        monkeypatch.setattr(c10d.Backend, "_ensure_backend_registered", lambda name: None)
     ringside_backend.serve_gloo(c10d)
     assert c10d._new_process_group_helper is otherwise
+    assert c10d.Backend._plugins == {}
     assert '"gloo" stays Gloo' in caplog.text

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import subprocess
+import sys
 import urllib.request
 from typing import Any
 
@@ -26,6 +28,22 @@ pytestmark = [
     pytest.mark.native,
     pytest.mark.skipif(not IS_BACKEND, reason="backends in Python are for torch 2.14 and newer"),
 ]
+
+
+FOUND = """
+import sys, torch, torch.distributed as dist
+print(sorted(name for name in sys.modules if name.partition(".")[0] == "ringside"))
+dist.init_process_group("ringside", store=dist.HashStore(), rank=0, world_size=1)
+print(dist.get_backend())
+"""
+
+
+def test_import_torch_loads_nothing_of_ours_and_the_backend_is_found_by_its_name():
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("RINGSIDE")}
+    for asked in ({}, {"RINGSIDE_AS_GLOO": "0"}):
+        command, environ = [sys.executable, "-W", "ignore", "-c", FOUND], {**plain, **asked}
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=True)
+        assert done.stdout.splitlines() == ["[]", "ringside"]
 
 
 def hooks_and_records(rank: int) -> dict[str, Any]:
@@ -155,6 +173,19 @@ def test_split_group_gives_groups_of_ours():
     alone, *pair = on_ours(3, split)
     assert alone == {"sum": 1.0, "name": "ringside", "size": 1, "ours": {"all_reduce": 1}, "after": 5.0}
     assert pair == [{"sum": 2.0, "name": "ringside", "size": 2, "ours": {"all_reduce": 1}, "after": 5.0}] * 2
+
+
+def abilities(rank: int) -> dict[str, bool]:
+    backend: Any = carrier_of(dist.group.WORLD)
+    names = [name for name in dir(torch._C._distributed_c10d.Backend) if name.lstrip("_").startswith("supports_")]
+    return {name: getattr(backend, name) for name in names if name != "supports_tensor_alloc"}  # a method, of a device
+
+
+def test_whatever_torch_asks_whether_a_backend_can_do_it_has_an_answer():
+    """Where Python has none, torch's C++ asks itself until the stack is full."""
+    (can,) = on_ours(1, abilities)
+    assert {name for name, answer in can.items() if answer} == {"supports_splitting"}
+    assert {"supports_reconfigure", "supports_shrinking"} <= can.keys()
 
 
 def in_detail(rank: int) -> list[Any]:

@@ -139,8 +139,8 @@ def collectives(rank: int) -> dict[str, Any]:
 
     wrong = [torch.empty(2 + (r == rank)) for r in range(RANKS)]
     found["another size"] = "where the tensor is" in refused(dist.all_gather, wrong, torch.empty(2))
-    found["rows"] = "cannot be divided" in refused(dist.all_to_all_single, torch.empty(3), torch.empty(3))
-    found["splits"] = "cannot be divided" in refused(
+    found["rows"] = "does not divide equally" in refused(dist.all_to_all_single, torch.empty(3), torch.empty(3))
+    found["splits"] = "total dim 0 size: [1, 2]" in refused(
         dist.all_to_all_single, torch.empty(4), torch.empty(4), [1, 2], [1, 3]
     )
     return {name: value for name, value in found.items() if value is not True}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from torch.distributed import fsdp as torch_fsdp  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from ringside.pytorch import carried  # noqa: E402
+from ringside.pytorch.process_group import creation  # noqa: E402
 from ringside.pytorch.process_group.carrier import carrier_of  # noqa: E402
 
 from .process_groups import OF_TODAY, on_both, on_ours  # noqa: E402
@@ -131,3 +133,16 @@ def by_name(rank: int) -> list[str]:
 
 def test_groups_of_other_backends_are_asked_as_before():
     assert on_ours(2, by_name) == [["[4.0, 4.0]", "40.0"]] * 2
+
+
+def test_what_torch_has_in_other_ways_is_left_as_it_is_and_that_is_said(caplog):
+    class OtherDDP:
+        def _ddp_init_helper(self, parameters, buckets): ...
+
+    stock = OtherDDP._ddp_init_helper
+    creation._change_ddp(types.SimpleNamespace(DistributedDataParallel=OtherDDP))
+    assert vars(OtherDDP)["_ddp_init_helper"] is stock
+    assert not hasattr(OtherDDP, "_register_builtin_comm_hook")
+    names = ["_register_builtin_comm_hook", "_ddp_init_helper"]
+    words = f"of torch {torch.__version__} is not the one that ringside knows: it stays as it is"
+    assert [record.getMessage() for record in caplog.records] == [f"{name} {words}" for name in names]

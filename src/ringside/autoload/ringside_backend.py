@@ -25,6 +25,8 @@ HELPER = (
 )
 """What torch's maker of groups takes, up to 2.13."""
 
+NOT_HERE = 'RINGSIDE_AS_GLOO is not for this torch: "gloo" stays Gloo (torch 2.13 to 2.15 were tested)'
+
 _log = logging.getLogger("ringside")
 
 
@@ -57,9 +59,13 @@ def _register(c10d: ModuleType) -> None:
 def serve_gloo(c10d: ModuleType) -> None:
     """Have the engine carry the groups that are made by the name "gloo"."""
     if hasattr(c10d.Backend, "_ensure_backend_registered"):
-        c10d.Backend._ensure_backend_registered("gloo")
-        stock = c10d.Backend._plugins["GLOO"]
-        creator, devices = functools.partial(_make_for_gloo, stock), c10d.Backend.backend_capability["gloo"]
+        try:
+            c10d.Backend._ensure_backend_registered("gloo")
+            stock, devices = c10d.Backend._plugins["GLOO"].creator_fn, c10d.Backend.backend_capability["gloo"]
+        except (AttributeError, KeyError, TypeError):  # `import torch` would fail by it
+            _log.warning(NOT_HERE)
+            return
+        creator = functools.partial(_make_for_gloo, stock)
         # Of the type CUSTOM: what is of the type GLOO DDP's C++ takes for a ProcessGroupGloo, which ours is not.
         c10d.Backend.register_backend("gloo", creator, extended_api=True, devices=devices)
         return
@@ -67,7 +73,7 @@ def serve_gloo(c10d: ModuleType) -> None:
     maker = c10d._new_process_group_helper
     names = maker.__code__.co_varnames[: maker.__code__.co_argcount]
     if names != HELPER or not hasattr(c10d.AllreduceOptions, "asyncOp"):  # up to 2.7 it came to a standstill
-        _log.warning('RINGSIDE_AS_GLOO is not for this torch: "gloo" stays Gloo (torch 2.13 and newer were tested)')
+        _log.warning(NOT_HERE)
         return
 
     @functools.wraps(maker)
@@ -83,7 +89,7 @@ def _make_for_gloo(stock: Any, options: Any, backend_options: Any) -> Any:
     """Make what torch is to use for "gloo", from torch 2.14 on."""
     from ringside.pytorch.process_group import as_gloo
 
-    return as_gloo.make_backend(stock.creator_fn, options, backend_options)
+    return as_gloo.make_backend(stock, options, backend_options)
 
 
 def make(options: Any, backend_options: Any) -> Any:

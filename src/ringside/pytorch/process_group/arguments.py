@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import ReduceOp
 
 from ringside.engine.dtypes import DTYPES
 from ringside.engine.transports.gloo_all_reduce import REDUCE_OPS
-from ringside.errors import UnsupportedError, UsageError
+from ringside.errors import ArgumentError, UnsupportedError
 
 _ORDER = [
     "output",
@@ -203,6 +203,8 @@ def reduction(op: Any, dtype: torch.dtype) -> tuple[str, float]:
     if is_premultiplied(op):
         return "sum", float(op.__getstate__()[1])
     name = _OPS[getattr(op, "op", op)]
+    if name in ("band", "bor", "bxor") and dtype.is_floating_point:
+        raise UnsupportedError(f"Cannot use ReduceOp.{name.upper()} with non-integral dtype {dtype}")
     if name not in ("sum", "avg") and dtype.is_complex:
         raise UnsupportedError(f"{name} of complex numbers is not defined here: sum and avg are")
     return name, 1.0
@@ -222,10 +224,11 @@ def parts_of(flat: torch.Tensor, tensor: torch.Tensor, splits: Sequence[int], ra
     """Return the parts of a flat tensor: of as many rows as `splits` says, or equal ones."""
     rows = tensor.shape[0] if tensor.dim() else 0
     splits = list(splits) or ([rows // ranks] * ranks if rows % ranks == 0 else [])
+    if not splits:
+        raise ArgumentError(f"all_to_all: Tensor's dim 0 does not divide equally across group size: {rows} by {ranks}")
     if len(splits) != ranks or sum(splits) != rows:
-        raise UsageError(
-            f"all_to_all: {rows} rows cannot be divided among {ranks} ranks by the splits {splits}: "
-            "give one number of rows per rank that sum up to all rows, or make the rows a multiple of the ranks"
+        raise ArgumentError(
+            f"all_to_all: Split sizes doesn't match total dim 0 size: {splits} for {rows} rows and {ranks} ranks"
         )
     row = flat.numel() // max(rows, 1)
     return list(torch.split_with_sizes(flat, [rows_of_one * row for rows_of_one in splits]))
@@ -234,22 +237,48 @@ def parts_of(flat: torch.Tensor, tensor: torch.Tensor, splits: Sequence[int], ra
 def check_parts(name: str, whole: torch.Tensor, part: torch.Tensor, ranks: int) -> None:
     """Refuse a whole that is not as large as all parts together."""
     if whole.numel() != part.numel() * ranks or whole.dtype != part.dtype:
-        raise UsageError(
-            f"{name}: the whole must be {ranks} times a rank's part, of the same dtype, not {whole.dtype} of "
-            f"{whole.numel()} elements for {part.dtype} of {part.numel()}"
+        raise ArgumentError(
+            f"{name}: {_misfit(whole, part)}: the whole must be {ranks} times a rank's part, of the same dtype, not "
+            f"{whole.dtype} of {whole.numel()} elements for {part.dtype} of {part.numel()}"
         )
 
 
-def check_list(name: str, row: Sequence[Any], ranks: int) -> None:
-    """Refuse a list that has not a tensor for every rank."""
+def check_root(name: str, root: int, ranks: int) -> None:
+    """Refuse a root that there is not."""
+    if not 0 <= root < ranks:
+        raise ArgumentError(f"{name}: invalid root rank: {root}, where ranks are 0 to {ranks - 1}")
+
+
+def check_single(name: str, tensors: Sequence[Any], what: str = "tensor list") -> None:
+    """Refuse several tensors, which Gloo takes for contributions of one rank to one result, or refuses as well."""
+    if len(tensors) != 1:
+        raise ArgumentError(f"{name}: requires a single-element {what}, not {len(tensors)}")
+
+
+def check_lists_of_root(name: str, lists: Sequence[Sequence[Any]], is_root: bool, ranks: int, side: str) -> None:
+    """Refuse what is not one list of a tensor for every rank on the root, and nothing on other ranks."""
+    if not is_root:
+        if any(len(row) for row in lists):
+            raise ArgumentError(f"{name}: requires empty {side} on non-root")
+        return
+    check_single(name, lists, f"{side} list containing a list with {ranks} tensors")
+    check_list(f"{name}: Incorrect {side} list size {len(lists[0])}", lists[0], ranks)
+
+
+def check_list(refusal: str, row: Sequence[Any], ranks: int) -> None:
+    """Refuse a list that has not a tensor for every rank; `refusal` is what torch says of that."""
     if len(row) != ranks:
-        raise UsageError(f"{name}: a list of tensors needs one for each of the {ranks} ranks, not {len(row)}")
+        raise ArgumentError(f"{refusal}: a list of tensors needs one for each of the {ranks} ranks, not {len(row)}")
 
 
 def check_own(name: str, entry: torch.Tensor, own: torch.Tensor, rank: int) -> None:
     """Refuse an entry of a list that does not fit this rank's own tensor."""
     if (entry.numel(), entry.dtype) != (own.numel(), own.dtype):
-        raise UsageError(
-            f"{name} on rank {rank}: the list has {entry.dtype} of {entry.numel()} elements where the tensor is "
-            f"{own.dtype} of {own.numel()}"
+        raise ArgumentError(
+            f"{name} on rank {rank}: {_misfit(entry, own)}: the list has {entry.dtype} of {entry.numel()} elements "
+            f"where the tensor is {own.dtype} of {own.numel()}"
         )
+
+
+def _misfit(a: torch.Tensor, b: torch.Tensor) -> str:
+    return "invalid tensor size" if a.dtype == b.dtype else "invalid tensor type"

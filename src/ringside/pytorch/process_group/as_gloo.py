@@ -7,7 +7,6 @@ all ranks stay on Gloo, and the first that has Ringside says why.
 
 from __future__ import annotations
 
-import functools
 import logging
 import socket
 import time
@@ -26,7 +25,7 @@ from ringside.errors import DeadlineError
 from ringside.pytorch.communicator.options import Options
 from ringside.pytorch.process_group import creation
 from ringside.pytorch.process_group.backend import GlooWork, RingsideBackend, RingsideGroup
-from ringside.pytorch.process_group.carrier import own_part
+from ringside.pytorch.process_group.carrier import engine_limit_s, own_part
 from ringside.text import name_ranks, timed_out
 
 NAME = "ringside_gloo"
@@ -146,19 +145,20 @@ def _all_agree(store: Store, rank: int, size: int, timeout: timedelta) -> bool:
         return False  # Gloo does nothing there, as fast as can be
     part = own_part(PrefixStore("as_gloo", store), rank)
     part.set(str(rank), msgspec.json.encode(_own(size, timeout)).decode())
-    deadline, pause_s = time.monotonic() + timeout.total_seconds(), _SHORTEST_PAUSE_S
+    # With a timeout of 0 the ranks of a group meet all the same, as with Gloo: not to wait is for its calls.
+    limit_s = (timeout or c10d.default_pg_timeout).total_seconds()
+    deadline, pause_s = time.monotonic() + limit_s, _SHORTEST_PAUSE_S
     while not part.check([str(r) for r in range(size)]):
         absent = [r for r in range(size) if not part.check([str(r)])]
         # A rank that is only late may have announced itself since, and Gloo's key may be its own later one.
         stock = [r for r in absent if store.check([f"0/{r}"]) and not part.check([str(r)])]
         if stock:
             if rank == min(set(range(size)) - set(stock)):
-                _log_once(logging.WARNING, f"{_STAYS}: without Ringside are {name_ranks(stock)}")
+                # Others may lack it as well, and be late.
+                _log_once(logging.WARNING, _STAYS, f": rank {stock[0]} has no Ringside")
             return False
         if time.monotonic() > deadline:
-            raise DeadlineError(
-                f"{timed_out(timeout.total_seconds())}: {name_ranks(absent)} did not make the process group", absent
-            )
+            raise DeadlineError(f"{timed_out(limit_s)}: {name_ranks(absent)} did not make the process group", absent)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     said = [msgspec.json.decode(part.get(str(r)), type=Announcement) for r in range(size)]
@@ -170,19 +170,23 @@ def _all_agree(store: Store, rank: int, size: int, timeout: timedelta) -> bool:
                 why = f"{name} {getattr(own, name)}, where rank 0 has {getattr(first, name)}"
         if why:
             if rank == 0:
-                _log_once(logging.WARNING, f"{_STAYS}: rank {r} on host {own.host}: {why}")
+                _log_once(logging.WARNING, _STAYS, f": rank {r} on host {own.host}: {why}")
             return False
     return True
 
 
 def _own(size: int, timeout: timedelta) -> Announcement:
-    options = Options(None if timeout == c10d.default_pg_timeout else timeout.total_seconds())
+    options = Options(engine_limit_s(timeout))
     problem = creation.missing() or options.problem or obstacle(size, options.settings.stage_bytes)
     settings = options.agreed()
     return Announcement(socket.gethostname(), __version__, str(torch.__version__), settings, problem)
 
 
-@functools.cache
-def _log_once(level: int, message: str) -> None:
-    """Log it once per process."""
-    _log.log(level, "%s", message)
+_said: set[str] = set()
+
+
+def _log_once(level: int, message: str, reason: str = "") -> None:
+    """Log it once per process, with the first reason."""
+    if message not in _said:
+        _said.add(message)
+        _log.log(level, "%s%s", message, reason)

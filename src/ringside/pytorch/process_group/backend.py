@@ -177,7 +177,8 @@ class RingsideBackend(Carrier, Backend):
 
     # What torch asks whether a backend can do it. Where Python has no answer, its C++ asks itself for ever.
     supports_splitting = True
-    supports_coalescing = supports_shrinking = supports_reconfigure = supports_window = _supports_time_estimate = False
+    supports_coalescing = supports_shrinking = supports_reconfigure = supports_window = False
+    supports_time_estimate = _supports_time_estimate = False  # its name in torch 2.14, and since
 
     # -------------------------------------------------------------------------------------------- life
 

@@ -125,8 +125,7 @@ class Carrier:
         self._coalesced: list[Any] | None = None
         self.limit_s = None if timeout else 0.0
         _alive.add(self)
-        limit_s = timeout.total_seconds() if timeout and timeout != c10d.default_pg_timeout else None
-        self.engine = Engine(PrefixStore("engine", store), rank, size, limit_s)
+        self.engine = Engine(PrefixStore("engine", store), rank, size, engine_limit_s(timeout))
         self._posts = self.engine.inside is not None and size <= MOST_RANKS
         self._buckets = SharedBuckets(self.engine.inside) if self.engine.inside is not None and size > 1 else None
         self.shares_buckets = self._buckets is not None
@@ -227,6 +226,15 @@ class Carrier:
         """Close at once: what is under way fails here and at the peers."""
         self.engine.abort()
         self.native.abort()
+
+
+def engine_limit_s(timeout: timedelta) -> float | None:
+    """Return the longest wait of a group's engine, seconds; None: the environment's.
+
+    Args:
+        timeout: Of the group: torch's default says nothing, and of 0 only its calls know, as in Gloo.
+    """
+    return timeout.total_seconds() if timeout and timeout != c10d.default_pg_timeout else None
 
 
 def own_part(store: Store, rank: int) -> Store:

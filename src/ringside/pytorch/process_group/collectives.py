@@ -24,8 +24,11 @@ from ringside.pytorch.process_group.arguments import (
     ENGINES_OWN,
     bounds_of,
     check_list,
+    check_lists_of_root,
     check_own,
     check_parts,
+    check_root,
+    check_single,
     is_plain,
     is_premultiplied,
     lane_of,
@@ -70,7 +73,13 @@ def together(outputs: Tensors, parts: Sequence[Plan]) -> Plan:
 
 
 def all_reduce(comm: Any, tensors: Tensors, opts: Any) -> Plan:
-    """Reduce each tensor over all ranks, in place; sparse ones (COO) by sum or avg."""
+    """Reduce a tensor over all ranks, in place; a sparse one (COO) by sum or avg."""
+    check_single("all_reduce", tensors)
+    return _all_reduce_one(comm, tensors[0], opts.reduceOp)
+
+
+def all_reduce_coalesced(comm: Any, tensors: Tensors, opts: Any) -> Plan:
+    """`all_reduce` of several tensors, each by itself."""
     return together(tensors, [_all_reduce_one(comm, tensor, opts.reduceOp) for tensor in tensors])
 
 
@@ -95,8 +104,10 @@ _codes: dict[tuple[Any, Any], tuple[int, int, int]] = {}
 
 def small_all_reduce(comm: HostCommunicator, tensors: Tensors, opts: Any) -> Posted | None:
     """Return what a host's communicator posts for an all-reduce of one small tensor; None where it is not that."""
+    if len(tensors) != 1:
+        return None
     tensor = tensors[0]
-    if len(tensors) != 1 or not tensor.is_cpu or tensor.layout is not torch.strided or not is_plain(tensor):
+    if not tensor.is_cpu or tensor.layout is not torch.strided or not is_plain(tensor):
         return None
     numel, reduce_op = tensor.numel(), opts.reduceOp
     key = tensor.dtype, reduce_op.op
@@ -117,24 +128,26 @@ def small_all_reduce(comm: HostCommunicator, tensors: Tensors, opts: Any) -> Pos
 
 
 def broadcast(comm: Any, tensors: Tensors, opts: Any) -> Plan:
-    """Copy the tensors of rank `opts.rootRank` to all ranks."""
-    xs = [plain(tensor, moved=True) for tensor in tensors]
+    """Copy the tensor of rank `opts.rootRank` to all ranks."""
+    check_single("broadcast", tensors)
+    check_root("broadcast", opts.rootRank, comm.size)
+    x = plain(tensors[0], moved=True)
     yield list(tensors)
-    for x in xs:
-        comm.broadcast(x.flat, opts.rootRank)
-        x.write_back()
+    comm.broadcast(x.flat, opts.rootRank)
+    x.write_back()
 
 
 def reduce(comm: Any, tensors: Tensors, opts: Any) -> Plan:
-    """Reduce tensors over all ranks into those of rank `opts.rootRank`; the others' stay as they are."""
+    """Reduce a tensor over all ranks into that of rank `opts.rootRank`; the others' stay as they are."""
+    check_single("reduce", tensors)
+    check_root("reduce", opts.rootRank, comm.size)
     op, scale = reduction(opts.reduceOp, tensors[0].dtype)
     if scale != 1.0:
         raise UsageError("reduce takes no factor: multiply the tensor first, or use all_reduce")
-    xs = [plain(tensor) for tensor in tensors]
+    x = plain(tensors[0])
     yield list(tensors)
-    for x in xs:
-        comm.reduce(x.flat, opts.rootRank, op)
-        x.write_back()
+    comm.reduce(x.flat, opts.rootRank, op)
+    x.write_back()
 
 
 def barrier(comm: Any, opts: Any) -> Plan:
@@ -276,7 +289,7 @@ def all_gather(comm: Any, outputs: Sequence[Tensors], tensors: Tensors, opts: An
 
 
 def _all_gather_one(comm: Any, row: Tensors, tensor: Tensor) -> Plan:
-    check_list("all_gather", row, comm.size)
+    check_list("all_gather: invalid output tensor list", row, comm.size)
     x, tos = plain(tensor, moved=True).flat, [plain(out, moved=True) for out in row]
     bounds = bounds_of([to.flat for to in tos])
     check_own("all_gather", tos[comm.rank].flat, x, comm.rank)
@@ -294,7 +307,7 @@ def reduce_scatter(comm: Any, outputs: Tensors, tensors: Sequence[Tensors], opts
 
 
 def _reduce_scatter_one(comm: Any, output: Tensor, row: Tensors, reduce_op: Any) -> Plan:
-    check_list("reduce_scatter", row, comm.size)
+    check_list("reduce_scatter: invalid input tensor list size, must be world size", row, comm.size)
     op, scale = reduction(reduce_op, output.dtype)
     to, parts = plain(output), [plain(tensor).flat for tensor in row]
     bounds = bounds_of(parts)
@@ -307,10 +320,11 @@ def _reduce_scatter_one(comm: Any, output: Tensor, row: Tensors, reduce_op: Any)
 
 def gather(comm: Any, outputs: Sequence[Tensors], tensors: Tensors, opts: Any) -> Plan:
     """Give rank `opts.rootRank` the tensors of all ranks, of equal size."""
-    row: list[Tensor] = []
-    if comm.rank == opts.rootRank:
-        row = list(outputs[0])
-        check_list("gather", row, comm.size)
+    check_single("gather", tensors, "input tensor list")
+    check_root("gather", opts.rootRank, comm.size)
+    is_root = comm.rank == opts.rootRank
+    check_lists_of_root("gather", outputs, is_root, comm.size, "output")
+    row = list(outputs[0]) if is_root else []
     x, tos = plain(tensors[0], moved=True).flat, [plain(out, moved=True) for out in row]
     for to in tos:
         check_own("gather", to.flat, x, comm.rank)
@@ -322,10 +336,11 @@ def gather(comm: Any, outputs: Sequence[Tensors], tensors: Tensors, opts: Any) -
 
 def scatter(comm: Any, outputs: Tensors, tensors: Sequence[Tensors], opts: Any) -> Plan:
     """Give every rank one of the tensors of rank `opts.rootRank`, of equal size."""
-    row: list[Tensor] = []
-    if comm.rank == opts.rootRank:
-        row = [plain(tensor, moved=True).flat for tensor in tensors[0]]
-        check_list("scatter", row, comm.size)
+    check_single("scatter", outputs, "output tensor list")
+    check_root("scatter", opts.rootRank, comm.size)
+    is_root = comm.rank == opts.rootRank
+    check_lists_of_root("scatter", tensors, is_root, comm.size, "input")
+    row = [plain(tensor, moved=True).flat for tensor in tensors[0]] if is_root else []
     to = plain(outputs[0], moved=True)
     for part in row:
         check_own("scatter", part, to.flat, comm.rank)
@@ -336,8 +351,9 @@ def scatter(comm: Any, outputs: Tensors, tensors: Sequence[Tensors], opts: Any) 
 
 def all_to_all(comm: Any, outputs: Tensors, tensors: Tensors, opts: Any) -> Plan:
     """Give tensor j of every rank to rank j; all sizes may differ."""
-    for each in (outputs, tensors):
-        check_list("all_to_all", each, comm.size)
+    for side, each in (("input", tensors), ("output", outputs)):
+        words = f"all_to_all: {side} tensor list size {len(each)} does not match world size {comm.size}"
+        check_list(words, each, comm.size)
     tos, xs = [plain(out, moved=True) for out in outputs], [plain(tensor, moved=True).flat for tensor in tensors]
     yield list(outputs)
     exchange(comm, xs, [to.flat for to in tos])
@@ -408,7 +424,10 @@ def all_reduce_sparse(comm: Any, tensor: torch.Tensor, op: str) -> None:
         MismatchError: Shapes differ.
     """
     if op not in ("sum", "avg"):
-        raise UnsupportedError(f"{op} of sparse tensors is not defined: sum and avg are; or call .to_dense() first")
+        raise UnsupportedError(
+            f"unsupported reduction operation: {op} of sparse tensors is not defined, sum and avg are; "
+            "or call .to_dense() first"
+        )
     own = tensor.detach().coalesce()
 
     # How many entries each rank has; shapes that differ are refused.
@@ -445,7 +464,8 @@ def _gathered(comm: Any, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
 # The collectives of a process group.
 
 TABLE: dict[Collective, tuple[Any, ...]] = {
-    all_reduce: (c10d.AllreduceOptions, "allreduce_coalesced", "allreduce"),
+    all_reduce: (c10d.AllreduceOptions, "allreduce"),
+    all_reduce_coalesced: (c10d.AllreduceOptions, "allreduce_coalesced"),
     broadcast: (c10d.BroadcastOptions, "broadcast"),
     reduce: (c10d.ReduceOptions, "reduce"),
     barrier: (c10d.BarrierOptions, "barrier"),

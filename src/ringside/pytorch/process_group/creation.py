@@ -8,6 +8,7 @@ it is to it as the C++ of torch's own groups is, called and not looked into.
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 from collections.abc import Callable
 from datetime import timedelta
@@ -109,8 +110,13 @@ def _change_ddp(module: ModuleType) -> None:
 
 
 def _patch(owner: Any, name: str, changed: Callable[..., None]) -> None:
-    _stock[name] = getattr(owner, name)
-    setattr(owner, name, functools.wraps(_stock[name])(changed))
+    """Put `changed` in the place of what has its parameters; a torch that has none such is left as it is."""
+    stock = getattr(owner, name, None)
+    if stock is None or list(inspect.signature(stock).parameters) != list(inspect.signature(changed).parameters):
+        _log.warning("%s of torch %s is not the one that ringside knows: it stays as it is", name, torch.__version__)
+        return
+    _stock[name] = stock
+    setattr(owner, name, functools.wraps(stock)(changed))
 
 
 def _monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
@@ -141,9 +147,12 @@ def _register_builtin_comm_hook(self: Any, comm_hook_type: Any) -> None:
         _stock["_register_builtin_comm_hook"](self, comm_hook_type)
 
 
-def _ddp_init_helper(self: Any, parameters: Any, sparse: Any, names: Any, static_graph: bool) -> None:
+def _ddp_init_helper(
+    self: Any, parameters: Any, expect_sparse_gradient: Any, param_to_name_mapping: Any, static_graph: bool
+) -> None:
     """Where DDP makes its buckets it knows nothing of groups; over one of ours peers are to map them."""
-    make = functools.partial(_stock["_ddp_init_helper"], self, parameters, sparse, names, static_graph)
+    given = parameters, expect_sparse_gradient, param_to_name_mapping, static_graph
+    make = functools.partial(_stock["_ddp_init_helper"], self, *given)
     carrier = carrier_of(self.process_group)
     if carrier is not None and carrier.shares_buckets:
         from ringside.pytorch.ddp.bucket_memory import make_reducer
