@@ -303,7 +303,7 @@ def test_what_a_device_does_is_asked_whether_it_is_over_until_it_is_and_then_let
     ends.close()
 
 
-def reduce_on_meta(carrier: Carrier) -> None:
+def reduce_on_meta(carrier: Any) -> None:
     """All-reduce what is on a device of its own; a backend (torch ≥ 2.14) refuses it, when it has been seen."""
     with contextlib.suppress(UnsupportedError):
         carrier.allreduce([torch.empty(0, device="meta")], dist.AllreduceOptions())
