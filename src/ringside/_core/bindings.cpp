@@ -208,36 +208,115 @@ int dtype_of_format(const char* format, Py_ssize_t item) {
   }
 }
 
+// A buffer of an array that the short ways can take: C-contiguous, aligned, of few dimensions and a plain dtype.
+class Array {
+ public:
+  Array(nb::handle array, bool writes) {
+    is_open_ = PyObject_GetBuffer(array.ptr(), &view, (writes ? PyBUF_WRITABLE : 0) | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) == 0;
+    if (!is_open_) {
+      PyErr_Clear();
+      return;
+    }
+    dtype = dtype_of_format(view.format, view.itemsize);
+    is_plain = dtype >= 0 && view.ndim <= kMaxDims && reinterpret_cast<uintptr_t>(view.buf) % uintptr_t(view.itemsize) == 0;
+    if (is_plain) std::copy(view.shape, view.shape + view.ndim, dims);
+  }
+  Array(const Array&) = delete;
+  ~Array() {
+    if (is_open_) PyBuffer_Release(&view);
+  }
+
+  Py_buffer view;
+  int dtype = -1;
+  bool is_plain = false;
+  int64_t dims[kMaxDims];
+
+ private:
+  bool is_open_;
+};
+
 // The short way for NumPy arrays and arithmetic reductions.
 int all_reduce_array(Communicator& c, nb::handle array, int op, int algorithm, int program) {
-  Py_buffer view;
-  if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
-    PyErr_Clear();
-    return int(Status::unsuited);
-  }
-  const int dtype = dtype_of_format(view.format, view.itemsize);
-  if (dtype < 0 || view.ndim > kMaxDims || reinterpret_cast<uintptr_t>(view.buf) % uintptr_t(view.itemsize) != 0) {
-    PyBuffer_Release(&view);
-    return int(Status::unsuited);
-  }
-  int64_t dims[kMaxDims];
-  for (int i = 0; i < view.ndim; ++i) dims[i] = view.shape[i];
+  const Array x(array, true);
+  if (!x.is_plain) return int(Status::unsuited);
   Request r;
-  r.data = static_cast<unsigned char*>(view.buf);
-  r.count = size_t(view.len / view.itemsize);
-  r.dtype = DType(dtype);
+  r.data = static_cast<unsigned char*>(x.view.buf);
+  r.count = size_t(x.view.len / x.view.itemsize);
+  r.dtype = DType(x.dtype);
   r.op = ReduceOp(op);
   r.algorithm = Algorithm(algorithm);
-  r.dims = dims;
-  r.ndims = view.ndim;
+  r.dims = x.dims;
+  r.ndims = x.view.ndim;
   r.program = program;
   Status s;
   {
     nb::gil_scoped_release release;
     s = c.all_reduce(r);
   }
-  PyBuffer_Release(&view);
   return code(s);
+}
+
+// Whether a result of so many rows is what the collective makes of the input: all other dimensions are equal.
+bool fits(Kind kind, int ranks, const int64_t* x, int ndims, const int64_t* out, int out_ndims) {
+  if (ndims < 1 || out_ndims != ndims || !std::equal(x + 1, x + ndims, out + 1)) return false;
+  if (kind == Kind::all_gather) return out[0] == x[0] * ranks;
+  return x[0] % ranks == 0 && out[0] == (kind == Kind::reduce_scatter ? x[0] / ranks : x[0]);
+}
+
+// The short way of a collective whose ranks have equal shares, or one of which gives or gets everything.
+int equal_shares(Communicator& c, Kind kind, uintptr_t data, uintptr_t out, int dtype, int op, int root,
+                 const int64_t* dims, int ndims, const int64_t* out_dims, int out_ndims) {
+  const bool is_apart = kind == Kind::reduce_scatter || kind == Kind::all_gather || kind == Kind::all_to_all;
+  if (is_apart && !fits(kind, c.ranks(), dims, ndims, out_dims, out_ndims)) return int(Status::unsuited);
+  size_t count = 1;
+  for (int i = 0; i < ndims; ++i) count *= size_t(dims[i]);
+  const size_t ranks = size_t(c.ranks()), bytes = count * size_of(DType(dtype));
+  const size_t out_bytes = kind == Kind::all_gather ? bytes * ranks : kind == Kind::reduce_scatter ? bytes / ranks : bytes;
+  if (is_apart && out < data + bytes && data < out + out_bytes) return int(Status::unsuited);  // they overlap
+  int64_t bounds[kMaxRanks + 1];
+  const size_t lane = kind == Kind::all_gather ? count : count / ranks;
+  for (int q = 0; q <= c.ranks(); ++q) bounds[q] = kind == Kind::broadcast ? int64_t(q > root ? count : 0) : int64_t(lane) * q;
+  Request r;
+  r.kind = kind;
+  r.data = reinterpret_cast<unsigned char*>(data);
+  r.out = reinterpret_cast<unsigned char*>(is_apart ? out : 0);
+  r.count = kind == Kind::all_gather ? count * ranks : count;
+  r.dtype = DType(dtype);
+  r.op = ReduceOp(op);
+  r.root = root;
+  r.dims = dims;
+  r.ndims = ndims;
+  const bool by_lanes = kind != Kind::reduce && kind != Kind::all_reduce;
+  r.bounds = by_lanes ? bounds : nullptr;
+  Status s;
+  {
+    nb::gil_scoped_release release;
+    s = by_lanes ? c.lanes(r) : c.all_reduce(r);
+  }
+  return code(s);
+}
+
+// The same of NumPy arrays; `out` is None where the result is in place.
+int collective_of_arrays(Communicator& c, int kind, nb::handle array, nb::handle result, int op, int root) {
+  const Array x(array, result.is_none() && (Kind(kind) == Kind::reduce) == (root == c.rank()));
+  if (!x.is_plain) return int(Status::unsuited);
+  const uintptr_t data = reinterpret_cast<uintptr_t>(x.view.buf);
+  if (result.is_none())
+    return equal_shares(c, Kind(kind), data, 0, x.dtype, op, root, x.dims, x.view.ndim, nullptr, 0);
+  const Array out(result, true);
+  if (!out.is_plain || out.dtype != x.dtype) return int(Status::unsuited);
+  const uintptr_t to = reinterpret_cast<uintptr_t>(out.view.buf);
+  return equal_shares(c, Kind(kind), data, to, x.dtype, op, root, x.dims, x.view.ndim, out.dims, out.view.ndim);
+}
+
+// The same of tensors of which Python has asked where they lie; `result_shape` is None where the result is in place.
+int collective_of_tensors(Communicator& c, int kind, uintptr_t data, uintptr_t out, int dtype, int op, int root,
+                          nb::handle shape, nb::handle result_shape) {
+  int64_t dims[kMaxDims], out_dims[kMaxDims];
+  if (PyTuple_Size(shape.ptr()) > kMaxDims) return int(Status::unsuited);
+  const int ndims = dims_of(shape, dims);
+  const int out_ndims = result_shape.is_none() ? 0 : dims_of(result_shape, out_dims);
+  return equal_shares(c, Kind(kind), data, out, dtype, op, root, dims, ndims, out_dims, out_ndims);
 }
 
 int agree_on_empty(Communicator& c, size_t bytes, int dtype, nb::handle shape) {
@@ -487,6 +566,9 @@ NB_MODULE(_native, m) {
       .def("all_reduce", &all_reduce)
       .def("collective", &collective)
       .def("all_reduce_array", &all_reduce_array)
+      .def("collective_of_arrays", &collective_of_arrays, "kind"_a, "array"_a, "result"_a.none(), "op"_a, "root"_a)
+      .def("collective_of_tensors", &collective_of_tensors, "kind"_a, "data"_a, "out"_a, "dtype"_a, "op"_a, "root"_a,
+           "shape"_a, "result_shape"_a.none())
       .def("resume", &blocking<&Communicator::resume>)
       .def("post", &post)
       .def("post_all_gather", &post_all_gather)

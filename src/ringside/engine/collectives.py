@@ -9,10 +9,14 @@ from typing import Any
 from ringside.engine.buffers import Flat, flatten, flatten_to_move, flatten_to_read, result_for
 from ringside.engine.communicator import Communicator, typed_as
 from ringside.engine.dtypes import Op
-from ringside.engine.request import CoreRequest, bounds_of_one, checked_bounds, checked_op, equal_bounds
+from ringside.engine.request import KINDS, CoreRequest, bounds_of_one, checked_bounds, checked_op, equal_bounds
 from ringside.engine.runtime.worker import Closeable
 from ringside.engine.shm.memory import Storage
 from ringside.errors import UsageError
+
+_REDUCE_SCATTER, _ALL_GATHER, _ALL_TO_ALL, _BROADCAST, _REDUCE = map(
+    KINDS.index, ("reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce")
+)
 
 
 class Collectives(Closeable):
@@ -37,6 +41,18 @@ class Collectives(Closeable):
     rank: int
     size: int
 
+    def _perform_at_once(self, kind: int, x: Any, out: Any = None, op: Op = "sum", root: int = -1) -> bool:
+        """Execute a collective by one call into the core, where that is possible; tell whether it was.
+
+        Args:
+            kind: Its code, of one with equal shares or with a root.
+            x: The tensor.
+            out: Where the result goes; None: into `x`.
+            op: Of a reduction.
+            root: The rank that gives or gets alone, or -1.
+        """
+        return False
+
     @abstractmethod
     def _perform(self, call: CoreRequest, result: Callable[[], Any], async_op: bool) -> Any:
         """Execute a collective, here or in the background, and return what `result` gives."""
@@ -60,6 +76,8 @@ class Collectives(Closeable):
         Returns:
             [k, ...], rows `rank * k` to `(rank + 1) * k` of the reduction.
         """
+        if out is not None and not async_op and self._perform_at_once(_REDUCE_SCATTER, x, out, op):
+            return out
         flat = flatten_to_read(x)
         code = checked_op(flat, op)
         rows = self._rows(x)
@@ -80,6 +98,8 @@ class Collectives(Closeable):
         Returns:
             [size * k, ...], the ranks' tensors one after the other along the first dimension.
         """
+        if out is not None and not async_op and self._perform_at_once(_ALL_GATHER, x, out):
+            return out
         flat, tag = flatten_to_move(x)
         shape = tuple(x.shape) or (1,)
         y, to = result_for(x, flat, (self.size * shape[0], *shape[1:]), out)
@@ -122,6 +142,8 @@ class Collectives(Closeable):
         Returns:
             The shape of `x`: row (block) j is what rank j had for this rank.
         """
+        if out is not None and not async_op and self._perform_at_once(_ALL_TO_ALL, x, out):
+            return out
         self._rows(x)
         flat, tag = flatten_to_move(x)
         y, to = result_for(x, flat, tuple(x.shape), out)
@@ -144,6 +166,8 @@ class Collectives(Closeable):
             `x`.
         """
         self._check_root(root)
+        if not async_op and self._perform_at_once(_BROADCAST, x, root=root):
+            return x
         flat, tag = flatten_to_move(x, writes=self.rank != root)
         bounds = bounds_of_one(root, self.size, flat.numel)
         return self._perform(
@@ -164,6 +188,8 @@ class Collectives(Closeable):
             `x`.
         """
         self._check_root(root)
+        if not async_op and self._perform_at_once(_REDUCE, x, op=op, root=root):
+            return x
         flat = flatten(x) if self.rank == root else flatten_to_read(x)
         call = CoreRequest("reduce", flat, flat.numel, op=checked_op(flat, op), root=root)
         return self._perform(call, lambda: x, async_op)

@@ -18,7 +18,7 @@ from ringside.engine.buffers import Flat, flatten, tensor_of
 from ringside.engine.collectives import Collectives
 from ringside.engine.communicator import Communicator, typed_as
 from ringside.engine.dtypes import ITEM_BYTES, OP_CODES, Op, dtype_code, op_name, own_weight
-from ringside.engine.request import CoreRequest, checked_op, encode_split, equal_bounds, split_members
+from ringside.engine.request import KINDS, CoreRequest, checked_op, encode_split, equal_bounds, split_members
 from ringside.engine.runtime.worker import AtExit
 from ringside.engine.settings import Settings, patience, timeout_seconds
 from ringside.engine.shm.log import CollectiveLog
@@ -26,7 +26,7 @@ from ringside.engine.shm.memory import Storage, SymmetricMemory, share_arena
 from ringside.engine.shm.program import compile_schedule
 from ringside.engine.shm.rendezvous import meet
 from ringside.engine.topology import cache_bytes, cpu_quota, domains, place_of, read_cpus
-from ringside.errors import DeadlineError, PeerLostError, UsageError
+from ringside.errors import DeadlineError, PeerLostError, UnsupportedError, UsageError
 from ringside.processes import has_ended
 from ringside.schedule import ALGORITHMS, Schedule, by_name
 from ringside.schedule.algorithms.hierarchical import over_groups
@@ -38,6 +38,7 @@ _SUM, _MAX, _BOOL = int(ReduceOp.sum), int(ReduceOp.max), int(DType.bool)
 _REUNION_S = 30.0
 _AUTOMATIC, _ONE_SHOT = int(Algorithm.automatic), int(Algorithm.one_shot)
 _DIRECT, _PROGRAM = int(Algorithm.direct), int(Algorithm.program)
+_ALL_REDUCE = KINDS.index("all_reduce")
 _PRIVATE = (-1, 0, False)  # no region, nowhere in it, and nothing to map
 
 
@@ -187,6 +188,8 @@ class HostCommunicator(Collectives):
             if status != _UNSUITED:
                 self._resolve(status, "all_reduce")
                 return x
+        elif plain and path == _AUTOMATIC and not async_op and self._perform_at_once(_ALL_REDUCE, x, op=op):
+            return x
         flat = flatten(x)
         if not plain or flat.dtype == _BOOL:
             code = checked_op(flat, op, scaled=scale != 1.0)
@@ -260,10 +263,10 @@ class HostCommunicator(Collectives):
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
-        if self._must_queue():
+        if self._background is not None and self._must_queue():
             self.submit(self.barrier).wait()  # on the thread it need not queue
-        else:
-            self._resolve(self._core.barrier(), "barrier")
+        elif (status := self._core.barrier()) != _OK:
+            self._resolve(status, "barrier")
 
     def empty(self, shape: int | Sequence[int], dtype: Any = np.float32) -> Any:
         """Return a new zero-filled tensor in memory that all ranks have mapped; every rank must call it alike.
@@ -376,6 +379,34 @@ class HostCommunicator(Collectives):
             checksum, rows = compile_schedule(schedule, self.rank)
             self._programs[algorithm] = self._core.add_program(checksum, schedule.rounds, schedule.chunks, rows)
         return _PROGRAM, self._programs[algorithm]
+
+    def _perform_at_once(self, kind: int, x: Any, out: Any = None, op: Op = "sum", root: int = -1) -> bool:
+        code = OP_CODES.get(op, -1) if op.__class__ is str else -1
+        if not 0 <= code <= _MAX or (self._background is not None and self._must_queue()):
+            return False
+        if x.__class__ is np.ndarray:
+            status = self._core.collective_of_arrays(kind, x, out, code, root)
+        else:
+            try:
+                if not (x.is_cpu and x.is_contiguous()):
+                    return False
+                dtype, address, shape = dtype_code(x.dtype), 0, None
+                if out is not None:
+                    if not (out.is_cpu and out.is_contiguous() and out.dtype == x.dtype):
+                        return False
+                    address, shape = out.data_ptr(), out.shape
+                if dtype == _BOOL:
+                    return False
+                status = self._core.collective_of_tensors(
+                    kind, x.data_ptr(), address, dtype, code, root, x.shape, shape
+                )
+            except (AttributeError, RuntimeError, UnsupportedError):
+                return False  # no tensor, or one without memory of its own: the long way says what is wrong
+        if status == _UNSUITED:
+            return False
+        if status != _OK:
+            self._resolve(status, KINDS[kind])
+        return True
 
     def _perform(self, call: CoreRequest, result: Callable[[], Any], async_op: bool) -> Any:
         """Execute a collective here or, in its turn, on the communicator's thread; return what `result` gives."""
