@@ -12,8 +12,10 @@ from tests.support.collective_log import drain
 from tests.support.ranks import communicator, on_ranks, place
 
 from ringside._core import numpy_kernels as twins
+from ringside.engine import collectives
 from ringside.engine.dtypes import DTYPES
 from ringside.engine.request import KINDS
+from ringside.engine.shm import communicator as shm_communicator
 from ringside.engine.shm.log import PATHS
 from ringside.errors import MismatchError, UnsupportedError, UsageError
 
@@ -238,6 +240,50 @@ def own_results() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_results_may_be_ones_own(size: int) -> None:
     on_ranks(size, own_results)
+
+
+def both_ways(takes_torch: bool) -> None:
+    """Each collective on contiguous tensors, by one call into the core, while the last rank goes the long way."""
+    wrap: Callable[[Any], Any] = np.ascontiguousarray
+    if takes_torch:
+        import torch
+
+        wrap = torch.from_numpy
+    with communicator() as comm, pytest.MonkeyPatch.context() as patch:
+        n, rank = comm.size, comm.rank
+        is_long = rank == n - 1
+        if not is_long:
+            patch.setattr(collectives, "CoreRequest", None)
+            patch.setattr(shm_communicator, "CoreRequest", None)
+        for k in (1, 3, 5000):
+            given = np.arange(2 * n * k, dtype=np.float32).reshape(2 * n, k) + rank
+            every = [given + other - rank for other in range(n)]
+            x = wrap(given.copy())
+
+            def out(rows: int, k: int = k) -> dict[str, Any]:
+                return {} if is_long else {"out": wrap(np.zeros((rows, k), np.float32))}
+
+            assert (np.asarray(comm.all_gather(x, **out(2 * n * n))) == np.concatenate(every)).all()
+            mine = slice(2 * rank, 2 * rank + 2)
+            assert (np.asarray(comm.reduce_scatter(x, "max", **out(2))) == every[-1][mine]).all()
+            assert (np.asarray(comm.all_to_all(x, **out(2 * n))) == np.concatenate([e[mine] for e in every])).all()
+            for root in range(n):
+                grid = given if not is_long else np.asfortranarray(given)
+                reduced = grid.copy(order="K")
+                assert comm.reduce(wrap(reduced) if not is_long else reduced, root) is not None
+                assert (reduced == (sum(every) if rank == root else given)).all()
+                moved = grid.copy(order="K")
+                comm.broadcast(wrap(moved) if not is_long else moved, root)
+                assert (moved == every[root]).all()
+            total = wrap(given.copy()) if not is_long else np.asfortranarray(given)
+            assert (np.asarray(comm.all_reduce(total)) == sum(every)).all()
+
+
+@pytest.mark.parametrize("takes_torch", [False, pytest.param(True, id="torch")])
+def test_the_short_way_into_the_core_and_the_long_one_are_the_same_call(takes_torch: bool) -> None:
+    if takes_torch:
+        pytest.importorskip("torch")
+    on_ranks(3, both_ways, takes_torch)
 
 
 def refusals() -> None:
