@@ -18,7 +18,7 @@ __all__ = ["Communicator", "HostCommunicator", "Settings", "Work", "init"]
 _counter = itertools.count()
 
 
-def init(*, timeout: float | timedelta | None = None, environ: Mapping[str, str] = os.environ) -> HostCommunicator:
+def init(*, timeout: float | timedelta | None = None, environ: Mapping[str, str] | None = None) -> HostCommunicator:
     """Return a communicator over the ranks that torchrun (or anything that sets its variables) started.
 
     Reads RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Without RANK and WORLD_SIZE it is a world of
@@ -27,12 +27,13 @@ def init(*, timeout: float | timedelta | None = None, environ: Mapping[str, str]
     Args:
         timeout: Longest wait for other ranks in one collective, a `timedelta` or seconds (default
             RINGSIDE_TIMEOUT_S, else 1800).
-        environ: Where to read the variables.
+        environ: Where to read the variables; None: this process's environment.
 
     Raises:
         UsageError: The variables do not fit together.
         UnsupportedError: The ranks are on several hosts, or the native core is not installed.
     """
+    environ = os.environ if environ is None else environ  # as a default, `help` would print all of it
     given = [name for name in ("RANK", "WORLD_SIZE") if name in environ]
     if len(given) == 1:
         raise UsageError(f"{given[0]} is set but not both of RANK and WORLD_SIZE: start the ranks with torchrun")
