@@ -175,7 +175,7 @@ def test_what_a_real_nccl_has_called_is_read(fixture: Path, library: Path, tmp_p
 
 @pytest.mark.parametrize(("version", "seconds"), [(4, 0.103516512), (5, 0.107570464), (6, 0.103178752)])
 def test_the_late_rank_of_a_job_on_a_gpu_is_named(version: int, seconds: float, library: Path, tmp_path: Path) -> None:
-    """60 calls of two ranks, of which the second came 2 ms late; GPU times alone are the same when played again."""
+    """Calls of two ranks, of which the second came 2 ms late to each; the seconds are those found on the GPU then."""
     folder = tmp_path / "rings"
     folder.mkdir()
     for rank in (0, 1):
