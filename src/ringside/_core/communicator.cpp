@@ -499,10 +499,19 @@ Status Communicator::start(const Request& r) {
 Status Communicator::start_with(const Request& r, Algorithm algorithm) {
   Call call = describe(r, algorithm);
   use_region(&call);
-  const Status met = meet(r.kind, r, call, nullptr, 0, Turn::middle);
+  // Of two ranks each would copy half of its tensor for the other one and half of the result back: as many bytes go across
+  // where each copies all of it and reduces all of it, and nobody waits a second time.
+  const bool may_travel = ranks_ == 2 && r.bounds == nullptr && algorithm == Algorithm::direct && bytes_ <= kInlineBytes;
+  const bool travels = may_travel && call.place == Place::hidden;
+  const Status met = meet(r.kind, r, call, r.data, travels ? bytes_ : 0, Turn::middle);
   if (met != Status::ok) return met;
   const Status weighed = weigh(r);
   if (weighed != Status::ok) return weighed;
+  if (travels && arrival(1 - rank_).call.place == Place::hidden) {
+    fold_payloads(r, r.data, r.count);
+    note(Path::staged);
+    return finish(Status::ok);
+  }
   for (int q = 0; q < ranks_; ++q) {
     if (arrival(q).call.place == Place::fresh) {
       pending_ = r;
