@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.support.collective_log import drain
-from tests.support.ranks import communicator, on_ranks, place
+from tests.support.ranks import Team, communicator, hear, on_ranks, place, say
 
 from ringside._core import numpy_kernels as twins
 from ringside.engine import collectives
@@ -17,7 +20,7 @@ from ringside.engine.dtypes import DTYPES
 from ringside.engine.request import KINDS
 from ringside.engine.shm import communicator as shm_communicator
 from ringside.engine.shm.log import PATHS
-from ringside.errors import MismatchError, UnsupportedError, UsageError
+from ringside.errors import MismatchError, RingsideError, UnsupportedError, UsageError
 
 from .oracle import ALLOWED, difference, elements
 
@@ -284,6 +287,63 @@ def test_the_short_way_into_the_core_and_the_long_one_are_the_same_call(takes_to
     if takes_torch:
         pytest.importorskip("torch")
     on_ranks(3, both_ways, takes_torch)
+
+
+def interrupted_by_a_handler(takes_torch: bool) -> str:
+    """Rank 0 waits for rank 1, and a signal's handler raises meanwhile, as that of torch's data loader does."""
+    with communicator(timeout_s=30.0) as comm:
+        x: Any = np.ones(4, np.float32)
+        if takes_torch:
+            import torch
+
+            x = torch.ones(4)
+        comm.barrier()
+        if comm.rank == 1:
+            say("here")
+            assert hear() == "go on"
+            with pytest.raises(RingsideError):
+                comm.all_gather(x, out=x.repeat(2))
+            return ""
+
+        def raises(*_: Any) -> None:
+            raise RuntimeError("a worker was killed")
+
+        before = signal.signal(signal.SIGUSR1, raises)
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        try:
+            comm.all_gather(x, out=x.repeat(2))
+        except RuntimeError as error:
+            return str(error)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        return "nothing"
+
+
+@pytest.mark.parametrize("takes_torch", [False, pytest.param(True, id="torch")])
+def test_what_a_signals_handler_raises_is_the_callers(takes_torch: bool) -> None:
+    if takes_torch:
+        pytest.importorskip("torch")
+    with Team(2) as team:
+        team.start(interrupted_by_a_handler, takes_torch)
+        assert team.hear(1) == "here"
+        assert team.finish_one(0).value == "a worker was killed"
+        team.tell(1, "go on")
+        assert team.finish_one(1).value == ""
+
+
+def freed() -> None:
+    torch = pytest.importorskip("torch")
+    with communicator() as comm:
+        x, out = torch.ones(4), torch.ones(4 * comm.size)
+        out.untyped_storage().resize_(0)
+        with pytest.raises(UsageError, match="its storage was freed"):
+            comm.all_gather(x, out=out)
+        assert x.tolist() == [1.0] * 4
+        comm.barrier()
+
+
+def test_a_result_whose_storage_was_freed_is_refused() -> None:
+    on_ranks(2, freed)
 
 
 def refusals() -> None:

@@ -107,8 +107,8 @@ def test_a_kernel_whose_stop_is_not_told_is_over_with_a_later_call() -> None:
     def whole(sequence: int, ms: int) -> np.ndarray:
         return records(
             (sequence, COLLECTIVE, STARTED, 0, ms, 0),
-            (sequence + 1, KERNEL, STARTED, handle(sequence, COLLECTIVE), ms, 800),
-            (sequence + 2, KERNEL, STOPPED, handle(sequence + 1, KERNEL), ms, 900),
+            (sequence + 1, KERNEL, STARTED, handle(sequence, COLLECTIVE), ms, ms * 10**6 + 800),
+            (sequence + 2, KERNEL, STOPPED, handle(sequence + 1, KERNEL), ms, ms * 10**6 + 900),
         )
 
     calls = Calls()
@@ -117,11 +117,21 @@ def test_a_kernel_whose_stop_is_not_told_is_over_with_a_later_call() -> None:
     elsewhere = whole(3, 2)
     elsewhere["communicator"] = 1
     assert len(calls.add(elsewhere, UNTOLD_NS + 10**7).calls) == 1
-    assert len(calls.add(whole(6, 3), SETTLED_NS + 10**7).calls) == 1  # its stop may still be told
+    assert len(calls.add(whole(6, 3), UNTOLD_NS + 10**7).calls) == 1  # which may have been of the same kernel
     assert len(calls.add(whole(9, 6000), 6000 * 10**6).calls) == 0
     first, second = calls.add(records(), 6000 * 10**6 + SETTLED_NS).calls
     assert (first["arrived_gpu_ns"], first["ended_gpu_ns"]) == (700, 0)
-    assert (second["arrived_gpu_ns"], second["ended_gpu_ns"]) == (800, 900)
+    assert (second["arrived_gpu_ns"], second["ended_gpu_ns"]) == (6000 * 10**6 + 800, 6000 * 10**6 + 900)
+
+
+def test_a_later_call_that_was_over_first_is_remembered() -> None:
+    calls = Calls()
+    rows = [(1, COLLECTIVE, STARTED, 0, 0, 0), (2, KERNEL, STARTED, handle(1, COLLECTIVE), 1, 700)]
+    rows += [(3, COLLECTIVE, STARTED, 0, 1500, 0), (4, KERNEL, STARTED, handle(3, COLLECTIVE), 1500, 2 * 10**9)]
+    rows += [(5, KERNEL, STOPPED, handle(4, KERNEL), 1500, 2 * 10**9 + 100)]
+    assert len(calls.add(records(*rows), 2000 * 10**6).calls) == 1
+    (untold,) = calls.add(records(), UNTOLD_NS + 10**7).calls
+    assert (untold["arrived_gpu_ns"], untold["ended_gpu_ns"]) == (700, 0)
 
 
 def test_of_too_many_calls_that_wait_the_oldest_are_given_up() -> None:

@@ -120,6 +120,8 @@ def test_a_slow_link_has_its_rates_and_is_a_cause_where_the_monitor_knows_it() -
     known = msgspec.structs.replace(found, cause="", evidence={})
     (again,) = attribute([known], [told(LINK, waits=[WAITS])], 4, (0, 119))
     assert again.evidence == {"nccl_cause": SLOW_LINK, "nccl_seconds": 3.0, "nccl_communicator": ID}
+    older = msgspec.structs.replace(WAITS, send_seconds=4.0, network_seconds=0.0)
+    assert attribute([], [told(LINK, waits=[older])], 4, (0, 119)) == [found]
     assert attribute([], [told(LINK)], 4, (0, 119)) == []  # without what its proxies waited for
 
 

@@ -272,7 +272,9 @@ int equal_shares(Communicator& c, Kind kind, uintptr_t data, uintptr_t out, int 
   for (int i = 0; i < ndims; ++i) count *= size_t(dims[i]);
   const size_t ranks = size_t(c.ranks()), bytes = count * size_of(DType(dtype));
   const size_t out_bytes = kind == Kind::all_gather ? bytes * ranks : kind == Kind::reduce_scatter ? bytes / ranks : bytes;
-  if (is_apart && out < data + bytes && data < out + out_bytes) return int(Status::unsuited);  // they overlap
+  // They overlap, or have no memory: a result at 0 would be one in place.
+  if (is_apart && out < data + bytes && data < out + out_bytes) return int(Status::unsuited);
+  if ((data == 0 && bytes != 0) || (is_apart && out == 0)) return int(Status::unsuited);
   int64_t bounds[kMaxRanks + 1];
   const size_t lane = kind == Kind::all_gather ? count : count / ranks;
   for (int q = 0; q <= c.ranks(); ++q) bounds[q] = kind == Kind::broadcast ? int64_t(q > root ? count : 0) : int64_t(lane) * q;
@@ -314,6 +316,7 @@ int collective_of_tensors(Communicator& c, int kind, uintptr_t data, uintptr_t o
                           nb::handle shape, nb::handle result_shape) {
   int64_t dims[kMaxDims], out_dims[kMaxDims];
   if (PyTuple_Size(shape.ptr()) > kMaxDims) return int(Status::unsuited);
+  if (!result_shape.is_none() && PyTuple_Size(result_shape.ptr()) > kMaxDims) return int(Status::unsuited);
   const int ndims = dims_of(shape, dims);
   const int out_ndims = result_shape.is_none() ? 0 : dims_of(result_shape, out_dims);
   return equal_shares(c, Kind(kind), data, out, dtype, op, root, dims, ndims, out_dims, out_ndims);

@@ -64,7 +64,10 @@ def flatten(x: Any) -> Flat:
         return Flat(address_of(target), x.size, code, x.shape, target, None if target is x else x)
     try:
         if x.is_cpu and x.is_contiguous():
-            return Flat(x.data_ptr(), x.numel(), dtype_code(x.dtype), x.shape, x)
+            address, numel = x.data_ptr(), x.numel()
+            if numel and not address:
+                raise UsageError(f"a tensor of shape {tuple(x.shape)} has no memory: its storage was freed")
+            return Flat(address, numel, dtype_code(x.dtype), x.shape, x)
     except (AttributeError, RuntimeError):  # no tensor, or one without memory of its own
         pass
     _check_torch(x)

@@ -91,8 +91,10 @@ def _read_log(source: Source, calls: Calls) -> Note:
                 ranks[comm] = rank
                 calls.join(comm, rank, max(plain_count(named.get("world_size")), 0), (source.name, source.name))
             elif fields[0] == "sig" and len(fields) > 1 and comm in ranks and len(signatures) < MOST_SIGNATURES:
-                of = comm, fields[1], ranks[comm]
-                signatures[word[1:].encode()] = kinds.setdefault(of, _Kind(of)), deque(maxlen=_MOST_OPEN)
+                of, name = (comm, fields[1], ranks[comm]), word[1:].encode()
+                kind = kinds.setdefault(of, _Kind(of))
+                if name not in signatures or signatures[name][0] is not kind:  # told again, it keeps what is open
+                    signatures[name] = kind, deque(maxlen=_MOST_OPEN)
     text_of = f"{counted(ended, 'collective')} of {counted(len(ranks), 'communicator')}"
     text_of += f", {counted(replayed, 'replayed one')} left out" if replayed else ""
     has_run = replayed or any(kind.made for kind in kinds.values())

@@ -385,23 +385,24 @@ class HostCommunicator(Collectives):
         if not 0 <= code <= _MAX or (self._background is not None and self._must_queue()):
             return False
         if x.__class__ is np.ndarray:
+            if out is not None and out.__class__ is not np.ndarray:
+                return False
             status = self._core.collective_of_arrays(kind, x, out, code, root)
         else:
             try:
                 if not (x.is_cpu and x.is_contiguous()):
                     return False
-                dtype, address, shape = dtype_code(x.dtype), 0, None
+                dtype, data, shape, address, result = dtype_code(x.dtype), x.data_ptr(), x.shape, 0, None
                 if out is not None:
                     if not (out.is_cpu and out.is_contiguous() and out.dtype == x.dtype):
                         return False
-                    address, shape = out.data_ptr(), out.shape
-                if dtype == _BOOL:
-                    return False
-                status = self._core.collective_of_tensors(
-                    kind, x.data_ptr(), address, dtype, code, root, x.shape, shape
-                )
+                    address, result = out.data_ptr(), out.shape
             except (AttributeError, RuntimeError, UnsupportedError):
                 return False  # no tensor, or one without memory of its own: the long way says what is wrong
+            if dtype == _BOOL:
+                return False
+            # Outside of the `try`: what a signal's handler raises meanwhile is the caller's.
+            status = self._core.collective_of_tensors(kind, data, address, dtype, code, root, shape, result)
         if status == _UNSUITED:
             return False
         if status != _OK:

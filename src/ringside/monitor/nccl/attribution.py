@@ -146,10 +146,12 @@ def _verdict_of(blame: Blame, seen: Seen | None, steps: tuple[int, int]) -> Verd
     }
     if blame.cause == SLOW_LINK:
         waits = next((one for one in seen.waits if one.sends and [one.rank, one.peer] == _ranks_of(blame)), None)
-        usual = waits.network_seconds - blame.seconds if waits is not None else 0.0
+        # Reports of before there was `network_seconds` have the sum over steps in both.
+        network = 0.0 if waits is None else waits.network_seconds or waits.send_seconds
+        usual = network - blame.seconds
         if waits is None or not 0 < usual < math.inf:
             return None
-        rates = [waits.size_bytes / seconds for seconds in (waits.network_seconds, usual)]
+        rates = [waits.size_bytes / seconds for seconds in (network, usual)]
         cause = f"by {BY} the network takes messages at {rate(rates[0])}, those of the usual link at {rate(rates[1])}"
         return Verdict(
             kind="slow_link",

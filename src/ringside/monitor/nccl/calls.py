@@ -20,8 +20,10 @@ from ringside.monitor.nccl.ring import RECORD, Records, joined_rows, picked_reco
 SETTLED_NS = 250_000_000
 """A call whose kernels have all ended is over once nothing of it has come for so long: proxies report late."""
 UNTOLD_NS = 5_000_000_000
-"""One of which nothing has come for so long is over when a later call of its communicator is, for these run in their
+"""One of which nothing has come for so long is over when a later kernel of its communicator is, for these run in their
 order: NCCL does not always tell that a kernel has stopped."""
+_LATER_NS = 1_000_000_000
+"""A kernel that started so much later is a later one, and no other channel of the same, which calls may share."""
 GIVEN_UP_NS = 60_000_000_000
 """One whose end has not come is taken as it is when nothing of it has come for so long, and no kernel of the process is
 open: in one a rank may wait for another as long as it likes, and what was called after it waits too."""
@@ -76,6 +78,9 @@ class Calls:
 
     def __init__(self) -> None:
         self._records: Records = np.zeros(0, RECORD)
+        self._reached: dict[
+            int, int
+        ] = {}  # by communicator: when the kernel of its last call that is over started, GPU ns
 
     def add(self, records: Records, now_ns: int, *, is_last: bool = False) -> Joined:
         """Take in records; return what is over.
@@ -121,11 +126,18 @@ class Calls:
         is_settled = has_ended & (quiet >= SETTLED_NS)
         is_done = is_settled | is_last
         is_open = open_kernels > 0
-        is_untold = is_open & (quiet >= UNTOLD_NS)
-        for communicator in set(begun["communicator"][is_untold].tolist()):
-            is_of = begun["communicator"] == communicator
-            for last in np.flatnonzero(is_of & is_settled)[-1:]:
-                is_done[:last] |= (is_of & is_untold)[:last]
+        first_gpu, newest_gpu, last_gpu = np.full(count, _NEVER), np.zeros(count, np.uint64), np.zeros(count, np.uint64)
+        gpu_ns = _column(parts, "gpu_ns")
+        np.minimum.at(first_gpu, root[starts], gpu_ns[starts])
+        np.maximum.at(newest_gpu, root[starts], gpu_ns[starts])
+        np.maximum.at(last_gpu, root[stops], gpu_ns[stops])
+        settled = begun["communicator"][is_settled]
+        for communicator in set(settled.tolist()):
+            reached = int(first_gpu[calls_at[is_settled]][settled == communicator].max())
+            self._reached[communicator] = max(reached, self._reached.get(communicator, 0))
+        for place in np.flatnonzero(is_open & (quiet >= UNTOLD_NS)).tolist():
+            reached = self._reached.get(int(begun["communicator"][place]), 0)
+            is_done[place] |= reached - int(newest_gpu[calls_at[place]]) >= _LATER_NS
         if not (is_open & ~is_done).any():
             is_done |= quiet >= GIVEN_UP_NS
         waiting = np.flatnonzero(~is_done & ~has_ended)
@@ -134,12 +146,6 @@ class Calls:
         done_calls[calls_at] = is_done
         done = done_calls[root]
         self._records = _picked(parts, np.flatnonzero(known & ~done))
-
-        first_gpu = np.full(count, _NEVER)
-        last_gpu = np.zeros(count, np.uint64)
-        gpu_ns = _column(parts, "gpu_ns")
-        np.minimum.at(first_gpu, root[starts], gpu_ns[starts])
-        np.maximum.at(last_gpu, root[stops], gpu_ns[stops])
 
         told = np.flatnonzero(is_done & (kind[calls_at] == ring.COLLECTIVE))
         at, begun = calls_at[told], picked_records(begun, told)
