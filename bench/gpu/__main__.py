@@ -27,13 +27,14 @@ from bench.gpu.parts import machine
 from bench.peers.__main__ import ENVIRONMENTS
 
 from ringside.bench.peers import find_mpirun
-from ringside.engine.topology import usable_cores
 from ringside.lab import Lab
 
 RANKS = (2, 4, 8, 16)
 SIZES = "4,1K,64K,1M,16M,64M"
 LONGEST_WHY = 300
 LONGEST_S = 590.0
+ENDING_S = 10.0
+"""What a section that is ended has for taking down what it set up: MPS, the hosts of the network lab."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Section:
         command: What tries it.
         missing: Why it cannot be tried here; "": it can.
         figures: What is kept of what it printed.
+        fault: What is wrong with these, in a line; "": nothing.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Section:
     command: Sequence[str]
     missing: str
     figures: Callable[[str], Any]
+    fault: Callable[[Any], str] = lambda figures: ""
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ def sections(here: dict[str, Any], ranks: Sequence[int], sizes: str) -> Iterator
     )
     yield Section("ringside run", 15, part("launch"), no_gpu, json_lines)
     yield Section("FSDP2 and DDP, 1 rank", 40, jobs("fsdp ddp", 1, 0), no_nccl, json_lines)
-    yield Section("FSDP2 and DDP, 4 ranks", 80, jobs("fsdp ddp", 4, 2), no_nccl, json_lines)
+    yield Section("FSDP2 and DDP, 4 ranks", 80, jobs("fsdp ddp", 4, 2), no_nccl, json_lines, not_named)
     yield Section("NVML", 15, part("nvml"), no_nvml, json_lines)
     yield Section("NCCL's plugin, 1 rank", 20, part("plugin", "1"), no_plugin, json_lines)
     yield Section("NCCL's plugin, 2 ranks", 30, part("plugin", "2"), no_plugin, json_lines)
@@ -136,11 +139,11 @@ def count_of_tests(printed: str) -> dict[str, int]:
     """Return how many tests passed, failed and so on, from pytest's last line.
 
     Raises:
-        LookupError: None passed: nothing was tried.
+        LookupError: None passed, or one was skipped: it was not tried.
     """
     last = printed.strip().rpartition("\n")[2]
     counts = {what: int(count) for count, what in re.findall(r"(\d+) (passed|failed|skipped|error)", last)}
-    if "passed" not in counts:
+    if "passed" not in counts or "skipped" in counts:
         raise LookupError(last)
     return counts
 
@@ -149,6 +152,12 @@ def json_lines(printed: str) -> list[Any]:
     """Return the lines that are JSON objects; what is no number there is null."""
     lines = [line for line in printed.splitlines() if line.startswith("{")]
     return [json.loads(line, parse_constant=lambda _: None) for line in lines]
+
+
+def not_named(scores: list[Any]) -> str:
+    """Return of which jobs, as `bench.monitor.any_job` scores them, a slow rank was not named in time; "": of none."""
+    short = [score for score in scores if score["right"] < score["trials"]]
+    return "; ".join(f"{score['kind']}: {score['right']} of {score['trials']} trials named" for score in short)
 
 
 def rows_of_bench(printed: str) -> dict[str, Any]:
@@ -175,9 +184,14 @@ def run_section(section: Section, limit_s: float, logs: Path | None = None) -> O
         except subprocess.TimeoutExpired:
             why = f"it was ended after {limit_s:.0f} s"
         finally:  # also after Ctrl-C, and what a section has left behind
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            try:
+                with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                    os.killpg(process.pid, signal.SIGINT)
+                    process.wait(ENDING_S)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         took_s = round(time.monotonic() - began, 1)
         printed, said = (_text_of(file) for file in (out, err))
         if logs:
@@ -190,7 +204,8 @@ def run_section(section: Section, limit_s: float, logs: Path | None = None) -> O
     except (ValueError, LookupError, TypeError):
         figures = None
     if process.returncode == 0 and figures:
-        return Outcome(section.name, "passed", "", took_s, figures)
+        fault = section.fault(figures)[:LONGEST_WHY]
+        return Outcome(section.name, "failed" if fault else "passed", fault, took_s, figures)
     told = (said.strip() or printed.strip() or f"exit status {process.returncode}").splitlines()[-1]
     return Outcome(section.name, "failed", told[:LONGEST_WHY], took_s, figures)
 
@@ -202,7 +217,7 @@ def _text_of(file: IO[bytes]) -> str:
 
 def run_all(every: Sequence[Section], longest_s: float = LONGEST_S, logs: Path | None = None) -> Iterator[Outcome]:
     """Try sections one after the other, and say what became of each; no longer than `longest_s` together."""
-    ends = time.monotonic() + longest_s
+    ends = time.monotonic() + longest_s - ENDING_S
     for section in every:
         found = run_section(section, max(min(section.limit_s, ends - time.monotonic()), 1.0), logs)
         report_progress(f"{found.outcome:9} {found.name} ({found.took_s:.0f} s){found.why and ': '}{found.why}")
@@ -220,7 +235,8 @@ def main() -> int:
     parser.add_argument("--sizes", default=SIZES, help=argparse.SUPPRESS)
     args = parser.parse_args()
     date, began = time.strftime("%Y-%m-%d"), time.monotonic()
-    here = {**machine(), "cores": usable_cores()}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored, by sections as well
+    here = machine()
     every = [s for s in sections(here, args.ranks, args.sizes) if not args.only or s.name.startswith(tuple(args.only))]
     if not every:
         parser.error(f"no section begins with {' or '.join(args.only)}")

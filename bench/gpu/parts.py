@@ -14,6 +14,7 @@ import gzip
 import importlib.util
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -31,9 +32,11 @@ from bench.common import ROOT, make_parser, module_command, run_ranks_here
 from bench.monitor.parallel_jobs import SHARING_NCCL, nccl_version, share_the_gpu, sharing
 
 from ringside import _core
+from ringside.engine.topology import cache_bytes, read_cpus, usable_cores
 from ringside.errors import RingsideError
 from ringside.lab import Lab
 from ringside.lab.wiring import INTERFACE
+from ringside.monitor.nccl.causes import LATE_RANK
 from ringside.monitor.nccl.ring import FOLDER_VARIABLE, STEPS_VARIABLE
 from ringside.monitor.nccl.watch import PLUGIN_VARIABLE, NcclWatch
 from ringside.monitor.vitals.gpu import name_reasons, open_gpu
@@ -57,6 +60,7 @@ def machine() -> dict[str, Any]:
         plugin = str(_core.nccl_plugin().name)
     except RingsideError:
         plugin = None
+    models = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     return {
         "gpu": gpu,
         "torch": torch.__version__,
@@ -64,6 +68,10 @@ def machine() -> dict[str, Any]:
         "nccl": ".".join(map(str, nccl_version())) if gpu and dist.is_nccl_available() else None,
         "nvml": importlib.util.find_spec("pynvml") is not None,
         "plugin": plugin,
+        "cpu": models[0] if models else platform.machine(),
+        "cores": usable_cores(),
+        "numa_nodes": len({cpu.node for cpu in read_cpus(os.sched_getaffinity(0))}),
+        "cache_bytes": cache_bytes(),
     }
 
 
@@ -92,19 +100,23 @@ def plugin(ranks: int, record: Path | None, interface: int, mask: int) -> dict[s
         interface: The newest version that NCCL may speak while they are.
         mask: Events that it is asked for besides the plugin's own.
     """
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, sharing():
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, sharing() as shares:
         environ = {
             PLUGIN_VARIABLE: str(_core.nccl_plugin()), FOLDER_VARIABLE: folder, STEPS_VARIABLE: "1",
             "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1",
             "NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{folder}/log-%p",
         }  # fmt: skip
         os.environ.update(environ)
-        told: dict[str, Any] = {"ranks": ranks}
+        told: dict[str, Any] = {"ranks": ranks, "mps": shares}
         if record is None:
             run_ranks_here(module_command("bench.gpu.parts", "rank", "--per-host", str(ranks_per_host(ranks))), ranks)
         else:
             told["recorded"] = record_calls(ranks, record, interface, mask)
-        return {**told, **read_rings(Path(folder), environ, ranks)}
+        told |= read_rings(Path(folder), environ, ranks)
+        late = {blame["rank"] for blame in told["blames"] if blame["cause"] == LATE_RANK}
+        if record is None and ranks > 1 and late != {ranks - 1}:
+            raise SystemExit(f"rank {ranks - 1} came late, and of late ranks these were named: {json.dumps(told)}")
+        return told
 
 
 def ranks_per_host(ranks: int) -> int:
@@ -131,7 +143,7 @@ def slow_link() -> dict[str, Any]:
     """Return what NCCL's plugin recorded of ranks on hosts of the lab, one of which sends slowly; all are in time."""
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm") as folder,
-        sharing(),
+        sharing() as shares,
         Lab(hosts=LINK_HOSTS, rate=LINK_RATE) as lab,
     ):
         environ = {
@@ -148,7 +160,7 @@ def slow_link() -> dict[str, Any]:
         named = [(blame["rank"], blame["peer"]) for blame in told["blames"] if blame["cause"] == "slow link"]
         if [sender for sender, _ in named] != [SLOW_SENDER]:
             raise SystemExit(f"rank {SLOW_SENDER} sends slowly, and of slow links these were named: {json.dumps(told)}")
-        return {"sender": SLOW_SENDER, **told}
+        return {"sender": SLOW_SENDER, "mps": shares, **told}
 
 
 def launch() -> dict[str, Any]:

@@ -13,6 +13,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ WIDTH = 32
 LAYERS = 4
 MICRO_BATCHES = 4
 MPS = "nvidia-cuda-mps-control"
+MPS_FOLDERS = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
 SHARING_NCCL = (2, 30)
 """From this version on NCCL takes several ranks on one GPU, where it is told to."""
 
@@ -336,22 +338,40 @@ KINDS = {
 def sharing() -> Iterator[bool]:
     """Within it CUDA's Multi-Process Service runs kernels of several processes beside each other; yields whether."""
     if not shutil.which(MPS):
+        print("CUDA's MPS is not installed: ranks take turns on the GPU", file=sys.stderr)
         yield False
         return
+    before = {name: os.environ.get(name) for name in MPS_FOLDERS}
     with tempfile.TemporaryDirectory() as folder:
-        os.environ.update(CUDA_MPS_PIPE_DIRECTORY=folder, CUDA_MPS_LOG_DIRECTORY=folder)
-        subprocess.run([MPS, "-d"], check=True, timeout=20, stdout=subprocess.DEVNULL)
+        own = {**os.environ, **dict.fromkeys(MPS_FOLDERS, folder)}
         try:
-            yield True
+            os.environ.update(own)
+            try:
+                subprocess.run([MPS, "-d"], check=True, timeout=20, stdout=subprocess.DEVNULL)
+                starts = True
+            except (OSError, subprocess.SubprocessError) as error:
+                print(f"CUDA's MPS cannot be started ({error}): ranks take turns on the GPU", file=sys.stderr)
+                starts = False
+            yield starts
         finally:
-            subprocess.run([MPS], input="quit\n", text=True, timeout=60, stdout=subprocess.DEVNULL)
-            del os.environ["CUDA_MPS_PIPE_DIRECTORY"], os.environ["CUDA_MPS_LOG_DIRECTORY"]
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # an error that led here is the one to show
+                subprocess.run(
+                    [MPS], env=own, input="quit\n", text=True, timeout=60,
+                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                )  # fmt: skip
 
 
 def nccl_version() -> tuple[int, ...]:
-    """Return the version of the NCCL that is loaded; torch tells that of the one it was built with."""
+    """Return the version of the NCCL that is loaded; torch tells that of the one it was built with, or contains."""
     number = ctypes.c_int()
-    ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
+    try:
+        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
+    except OSError:
+        return tuple(torch.cuda.nccl.version())[:3]  # type: ignore[no-untyped-call]
     return number.value // 10_000, number.value // 100 % 100, number.value % 100
 
 

@@ -12,7 +12,7 @@ def register() -> None:
     """Tell torch of the backend, where it would not find it."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     finds_it = hasattr(getattr(c10d, "Backend", None), "_ensure_backend_registered")
-    if finds_it and os.environ.get("RINGSIDE_AS_GLOO", "0") in ("", "0"):
+    if finds_it and os.environ.get("RINGSIDE_AS_GLOO", "").lower() in ("", "off", "0"):
         return
     from ringside.autoload import ringside_backend
 

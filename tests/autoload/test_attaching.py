@@ -17,6 +17,7 @@ from tests.pytorch.training import Said, ddp_ranks, group  # noqa: E402
 from tests.support.ranks import on_ranks, place  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
+import ringside_entry  # noqa: E402
 from ringside.autoload import ringside_autoload, ringside_backend  # noqa: E402
 from ringside.pytorch import attachment_of  # noqa: E402
 from ringside.pytorch.recording import session as sessions  # noqa: E402
@@ -160,6 +161,18 @@ def test_gloo_is_served_where_that_is_asked_for_and_ringside_is_not_off(
     variables: dict[str, str], serves: bool
 ) -> None:
     assert on_ranks(1, asked_for_gloo, variables) == [int(serves)]
+
+
+@pytest.mark.parametrize(("asked", "loads"), [("", 0), ("0", 0), ("off", 0), ("OFF", 0), ("1", 1)])
+def test_where_torch_finds_the_backend_it_is_loaded_for_gloo_alone(
+    monkeypatch: pytest.MonkeyPatch, asked: str, loads: int
+) -> None:
+    loaded: list[int] = []
+    monkeypatch.setattr(dist.Backend, "_ensure_backend_registered", lambda name: None, raising=False)
+    monkeypatch.setattr(ringside_backend, "register", lambda: loaded.append(1))
+    monkeypatch.setenv("RINGSIDE_AS_GLOO", asked)
+    ringside_entry.register()
+    assert len(loaded) == loads
 
 
 def test_a_torch_without_process_groups_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

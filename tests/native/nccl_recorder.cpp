@@ -318,14 +318,21 @@ struct Recorder {
   static int finalize(void* context) {
     const uint32_t at = take();
     const uint64_t ns = now_ns();
-    const int result = ours->finalize(context);
-    write_down(at, "finalize", ns, "%ld", communicator_of(context));
-    const std::lock_guard<std::mutex> lock(opening);
-    for (uint32_t number = communicators.load(); number-- > 0;) {
-      if (opened[number].context != context || !opened[number].is_open) continue;
-      opened[number].is_open = false;
-      if (--open_now == 0 && owner == getpid()) write_file();  // a forked child may close what its parent has opened
+    bool is_last = false;
+    long closed;
+    {  // before ours frees it: another thread's init may get the same pointer then
+      const std::lock_guard<std::mutex> lock(opening);
+      closed = communicator_of(context);
+      for (uint32_t number = communicators.load(); number-- > 0;) {
+        if (opened[number].context != context || !opened[number].is_open) continue;
+        opened[number].is_open = false;
+        is_last = --open_now == 0 && owner == getpid();  // a forked child may close what its parent has opened
+      }
     }
+    const int result = ours->finalize(context);
+    write_down(at, "finalize", ns, "%ld", closed);
+    const std::lock_guard<std::mutex> lock(opening);
+    if (is_last) write_file();
     return result;
   }
 };

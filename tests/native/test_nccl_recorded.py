@@ -6,6 +6,9 @@ Recordings of a real NCCL are tests/data/nccl/calls-v*.txt.gz: `python -m bench.
 from __future__ import annotations
 
 import gzip
+import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -188,3 +191,55 @@ def test_the_late_rank_of_a_job_on_a_gpu_is_named(version: int, seconds: float, 
     (blame,) = watch.report().blames
     assert (blame.rank, blame.peer) == (1, -1)
     assert blame.seconds == pytest.approx(seconds)
+
+
+REUSED = """
+import ctypes, os, sys
+
+class Profiler(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_void_p) for name in ("name", "init", "start", "stop", "state", "end")]
+
+MADE = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint64, ctypes.POINTER(ctypes.c_int), ctypes.c_char_p,
+    ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p,
+)
+CLOSED = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+recorder, ours = (Profiler.in_dll(ctypes.CDLL(path), "ncclProfiler_v5") for path in sys.argv[1:])
+init, finalize = MADE(recorder.init), CLOSED(recorder.end)
+begun = []
+
+def open_one():
+    init(ctypes.byref(ctypes.c_void_p()), len(begun), ctypes.byref(ctypes.c_int()), b"", 1, 1, 0, None)
+
+@MADE
+def make(context, *_):
+    context[0] = 4096  # memory that was freed is given out again
+    begun.append(1)
+    return 0
+
+@CLOSED
+def close(context):
+    if len(begun) == 1:
+        open_one()  # as another thread does between the end of this and what follows it
+    return 0
+
+ours.init, ours.end = (ctypes.cast(each, ctypes.c_void_p) for each in (make, close))
+open_one()
+finalize(4096)
+finalize(4096)
+os._exit(0)  # past what is written when a process ends
+"""
+
+
+def test_a_communicator_in_the_place_of_one_that_was_just_freed_is_open(tmp_path: Path) -> None:
+    library = recorder()
+    ours = tmp_path / "ours.so"
+    source = 'extern "C" { struct Profiler { void* of[6]; }; Profiler ncclProfiler_v5; }'
+    building = ["c++", "-xc++", "-", "-shared", "-fPIC", "-o", str(ours)]
+    subprocess.run(building, input=source, text=True, check=True, timeout=60)
+    environ = {"RINGSIDE_RECORDED_PLUGIN": str(ours), "RINGSIDE_RECORD_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", REUSED, str(library), str(ours)]
+    subprocess.run(command, env={**os.environ, **environ}, check=True, timeout=60)
+    (recording,) = tmp_path.glob("calls-*.txt")
+    calls = [line.split() for line in recording.read_text().splitlines()[1:]]
+    assert [words[-1] for words in calls if words[0] == "finalize"] == ["1", "3"], "lines of the inits"

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -122,21 +123,26 @@ def test_the_engine_carries_it():
     assert on_served(2, (), kinds) == [(True, {"ringside": {"all_reduce": 1}})] * 2
 
 
-def told_of(path: str, lacking: tuple[int, ...]) -> tuple[Any, list[str]]:
-    """Make two groups where some ranks lack Ringside; return who carries, and what is said."""
+def told_of(path: str, lacking: tuple[int, ...], late: tuple[int, ...]) -> tuple[Any, list[str]]:
+    """Make two groups where some ranks lack Ringside, and some come late; return who carries, and what is said."""
     with Said() as said:
+        if place().rank in late:
+            time.sleep(1.0)  # the others have long found out by then
         return served(path, lacking, lambda rank: [dist.new_group(backend="gloo"), kinds(rank)][1]), said.lines
 
 
-@pytest.mark.parametrize("lacking", [(0,), (1,), (0, 2)])
-def test_where_a_rank_lacks_us_all_stay_on_gloo_and_that_is_said_once(lacking):
+@pytest.mark.parametrize(("lacking", "late"), [((0,), ()), ((1,), ()), ((0, 2), ()), ((0, 2), (0,))])
+def test_where_a_rank_lacks_us_all_stay_on_gloo_and_that_is_said_once(lacking, late):
     with meeting_point() as path:
-        told = on_ranks(3, told_of, path, lacking, limit_s=LIMIT_S)
+        told = on_ranks(3, told_of, path, lacking, late, limit_s=LIMIT_S)
     assert [found for found, _ in told] == [(False, {"sum": [3.0] * 3})] * 3
     first = min({0, 1, 2} - set(lacking))
-    (line,) = told[first][1]
-    assert line in [f"a group of the backend gloo stays on Gloo: rank {rank} has no Ringside" for rank in lacking]
-    assert sum(len(lines) for _, lines in told) == 1
+    assert len(told[first][1]) == 1
+    for rank, (_, lines) in enumerate(told):
+        # Also on a rank that has not seen yet that a lower one has us, too.
+        assert len(lines) <= (rank not in lacking)
+        why = [f"a group of the backend gloo stays on Gloo: rank {other} has no Ringside" for other in lacking]
+        assert set(lines) <= set(why)
 
 
 def left_alone(rank: int) -> list[Any]:
@@ -599,3 +605,20 @@ def test_a_torch_that_makes_groups_otherwise_is_left_alone(monkeypatch, caplog):
     assert c10d._new_process_group_helper is otherwise
     assert c10d.Backend._plugins == {}
     assert '"gloo" stays Gloo' in caplog.text
+
+
+@pytest.mark.parametrize("fails", ["_ensure_backend_registered", "register_backend"])
+def test_a_torch_that_does_not_let_us_is_left_alone_and_can_be_imported(fails, caplog):
+    def refuses(*_: Any, **__: Any) -> None:
+        raise RuntimeError("not here")
+
+    backend = types.SimpleNamespace(
+        _ensure_backend_registered=lambda name: None,
+        _plugins={"GLOO": types.SimpleNamespace(creator_fn=None)},
+        backend_capability={"gloo": ["cpu"]},
+        register_backend=lambda *_, **__: None,
+    )
+    setattr(backend, fails, refuses)
+    ringside_backend.serve_gloo(types.SimpleNamespace(Backend=backend))
+    (line,) = caplog.messages
+    assert '"gloo" stays Gloo' in line

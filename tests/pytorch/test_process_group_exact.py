@@ -89,6 +89,10 @@ def collectives(rank: int) -> dict[str, Any]:
     found["in equal parts"] = torch.equal(out, torch.cat([one[3 * rank : 3 * rank + 3] for one in both]))
     x = numbers(rank)
     found["onto itself"] = "must not overlap" in refused(dist.all_to_all_single, x, x)
+    # Before anything is sent, and so by one rank alone.
+    found["onto itself, at once"] = rank == 1 or "must not overlap" in refused(
+        dist.all_to_all_single, x, x, async_op=True
+    )
 
     lists = [torch.empty(2 + r) for r in range(RANKS)]
     dist.all_gather(lists, numbers(rank, 2 + rank))

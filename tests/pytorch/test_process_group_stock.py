@@ -140,7 +140,7 @@ def test_what_torch_has_in_other_ways_is_left_as_it_is_and_that_is_said(caplog):
         def _ddp_init_helper(self, parameters, buckets): ...
 
     stock = OtherDDP._ddp_init_helper
-    creation._change_ddp(types.SimpleNamespace(DistributedDataParallel=OtherDDP))
+    creation.change_ddp(types.SimpleNamespace(DistributedDataParallel=OtherDDP))
     assert vars(OtherDDP)["_ddp_init_helper"] is stock
     assert not hasattr(OtherDDP, "_register_builtin_comm_hook")
     names = ["_register_builtin_comm_hook", "_ddp_init_helper"]

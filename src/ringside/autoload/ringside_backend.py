@@ -58,21 +58,21 @@ def _register(c10d: ModuleType) -> None:
 
 def serve_gloo(c10d: ModuleType) -> None:
     """Have the engine carry the groups that are made by the name "gloo"."""
-    if hasattr(c10d.Backend, "_ensure_backend_registered"):
-        try:
+    try:
+        if hasattr(c10d.Backend, "_ensure_backend_registered"):
             c10d.Backend._ensure_backend_registered("gloo")
             stock, devices = c10d.Backend._plugins["GLOO"].creator_fn, c10d.Backend.backend_capability["gloo"]
-        except (AttributeError, KeyError, TypeError):  # `import torch` would fail by it
-            _log.warning(NOT_HERE)
+            creator = functools.partial(_make_for_gloo, stock)
+            # Of the type CUSTOM: what is of the type GLOO DDP's C++ takes for a ProcessGroupGloo, which ours is not.
+            c10d.Backend.register_backend("gloo", creator, extended_api=True, devices=devices)
             return
-        creator = functools.partial(_make_for_gloo, stock)
-        # Of the type CUSTOM: what is of the type GLOO DDP's C++ takes for a ProcessGroupGloo, which ours is not.
-        c10d.Backend.register_backend("gloo", creator, extended_api=True, devices=devices)
-        return
-    # There "gloo" is a branch in torch's one maker of groups, which asks nobody.
-    maker = c10d._new_process_group_helper
-    names = maker.__code__.co_varnames[: maker.__code__.co_argcount]
-    if names != HELPER or not hasattr(c10d.AllreduceOptions, "asyncOp"):  # up to 2.7 it came to a standstill
+        # There "gloo" is a branch in torch's one maker of groups, which asks nobody.
+        maker = c10d._new_process_group_helper
+        names = maker.__code__.co_varnames[: maker.__code__.co_argcount]
+        is_known = names == HELPER and hasattr(c10d.AllreduceOptions, "asyncOp")  # up to 2.7 it came to a standstill
+    except Exception:  # a torch that is not known here: by its error `import torch` would fail
+        is_known = False
+    if not is_known:
         _log.warning(NOT_HERE)
         return
 

@@ -271,6 +271,14 @@ def check_list(refusal: str, row: Sequence[Any], ranks: int) -> None:
         raise ArgumentError(f"{refusal}: a list of tensors needs one for each of the {ranks} ranks, not {len(row)}")
 
 
+def check_lengths(name: str, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+    """Refuse several collectives in one of which not each has an output and an input."""
+    if len(outputs) != len(inputs):
+        raise ArgumentError(
+            f"{name}: requires input/output tensor lists to have the same length, not {len(inputs)} and {len(outputs)}"
+        )
+
+
 def check_own(name: str, entry: torch.Tensor, own: torch.Tensor, rank: int) -> None:
     """Refuse an entry of a list that does not fit this rank's own tensor."""
     if (entry.numel(), entry.dtype) != (own.numel(), own.dtype):

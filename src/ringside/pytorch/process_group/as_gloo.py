@@ -2,7 +2,7 @@
 
 All ranks of a group must agree. Each announces itself in the group's store before it makes anything; a rank without
 Ringside is known by the key under which Gloo publishes its address. If one is there, or versions or settings differ,
-all ranks stay on Gloo, and the first that has Ringside says why.
+all ranks stay on Gloo, and the first that has Ringside, as far as is known by then, says why.
 """
 
 from __future__ import annotations
@@ -153,8 +153,9 @@ def _all_agree(store: Store, rank: int, size: int, timeout: timedelta) -> bool:
         # A rank that is only late may have announced itself since, and Gloo's key may be its own later one.
         stock = [r for r in absent if store.check([f"0/{r}"]) and not part.check([str(r)])]
         if stock:
-            if rank == min(set(range(size)) - set(stock)):
-                # Others may lack it as well, and be late.
+            # Of those that have said by now that they have it: a late one may lack it as well, and would say nothing.
+            # Two say it where one of them sees the other's announcement too late.
+            if rank == next(r for r in range(size) if part.check([str(r)])):
                 _log_once(logging.WARNING, _STAYS, f": rank {stock[0]} has no Ringside")
             return False
         if time.monotonic() > deadline:

@@ -23,6 +23,7 @@ from ringside.errors import MismatchError, UnsupportedError, UsageError
 from ringside.pytorch.process_group.arguments import (
     ENGINES_OWN,
     bounds_of,
+    check_lengths,
     check_list,
     check_lists_of_root,
     check_own,
@@ -240,9 +241,9 @@ def all_to_all_single(
     to, x = plain(output, moved=True), plain(tensor, moved=True).flat
     even = not out_splits and not in_splits
     takes, gives = parts_of(to.flat, output, out_splits, comm.size), parts_of(x, tensor, in_splits, comm.size)
-    yield [output]
     if overlap(to.flat, x):
         raise UsageError("all_to_all: the output must not overlap the input")
+    yield [output]
     if even:
         comm.all_to_all(x, out=to.flat)
     else:
@@ -284,6 +285,7 @@ def reduce_scatter_coalesced(comm: Any, outputs: Tensors, tensors: Tensors, opts
 
 def all_gather(comm: Any, outputs: Sequence[Tensors], tensors: Tensors, opts: Any) -> Plan:
     """Give every rank the tensors of all ranks, each into a tensor of its own; sizes may differ by rank."""
+    check_lengths("all_gather", outputs, tensors)
     parts = [_all_gather_one(comm, row, tensor) for row, tensor in zip(outputs, tensors, strict=True)]
     return together([out for row in outputs for out in row], parts)
 
@@ -302,6 +304,7 @@ def _all_gather_one(comm: Any, row: Tensors, tensor: Tensor) -> Plan:
 
 def reduce_scatter(comm: Any, outputs: Tensors, tensors: Sequence[Tensors], opts: Any) -> Plan:
     """Reduce lists of tensors over all ranks, tensor j into rank j's output; sizes may differ by rank."""
+    check_lengths("reduce_scatter", outputs, tensors)
     parts = [_reduce_scatter_one(comm, out, row, opts.reduceOp) for out, row in zip(outputs, tensors, strict=True)]
     return together(outputs, parts)
 

@@ -99,12 +99,13 @@ def change_torch() -> None:
         _patch(c10d, "monitored_barrier", _monitored_barrier)
         dist.monitored_barrier = c10d.monitored_barrier
         _patch(c10d, "_set_pg_timeout", _set_pg_timeout)
-    after_import("torch.nn.parallel.distributed", _change_ddp)
+    after_import("torch.nn.parallel.distributed", change_ddp)
     # Traced, our methods would end in errors, or in calls of the engine with numbers that are none.
     after_import("torch._dynamo.trace_rules", lambda rules: rules.add("ringside"))
 
 
-def _change_ddp(module: ModuleType) -> None:
+def change_ddp(module: ModuleType) -> None:
+    """Have DDP, in torch's module of it, know groups of ours."""
     _patch(module.DistributedDataParallel, "_register_builtin_comm_hook", _register_builtin_comm_hook)
     _patch(module.DistributedDataParallel, "_ddp_init_helper", _ddp_init_helper)
 
