@@ -12,6 +12,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,11 +141,11 @@ _CLOG_HEAD = (
     "C1|sig|all_reduce|in_count=1024|out_count=1024|dtype=f32|red_op=sum|async_op=t|comm=world\n"
 )
 FORMS: dict[str, Callable[[Path, int, int], int]] = {
-    "inspector": lambda *job: write_logs(*job, _inspector),
-    "verbose": lambda *job: write_logs(*job, _verbose),
-    "proxies": lambda *job: write_logs(*job, _proxies),
-    "comma": lambda *job: write_logs(*job, _comma, "[\n", "]\n"),
-    "clog": lambda *job: write_logs(*job, _clog, _CLOG_HEAD),
+    "inspector": partial(write_logs, of_call=_inspector),
+    "verbose": partial(write_logs, of_call=_verbose),
+    "proxies": partial(write_logs, of_call=_proxies),
+    "comma": partial(write_logs, of_call=_comma, head="[\n", tail="]\n"),
+    "clog": partial(write_logs, of_call=_clog, head=_CLOG_HEAD),
     "ras": write_readings,
 }
 
