@@ -213,8 +213,8 @@ def test_layouts_and_read_only_inputs(size: int) -> None:
     on_ranks(size, layouts)
 
 
-def own_results() -> None:
-    with communicator(segment_bytes=4096) as comm:
+def own_results(stream_bytes: int) -> None:
+    with communicator(segment_bytes=4096, stream_bytes=stream_bytes) as comm:
         n, rank = comm.size, comm.rank
         for make in (np.zeros, comm.empty):
             for k in (2, 5000):
@@ -240,9 +240,10 @@ def own_results() -> None:
         comm.barrier()
 
 
+@pytest.mark.parametrize("stream_bytes", [0, 1])  # 1: results bypass the caches, whatever their size
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_results_may_be_ones_own(size: int) -> None:
-    on_ranks(size, own_results)
+def test_results_may_be_ones_own(size: int, stream_bytes: int) -> None:
+    on_ranks(size, own_results, stream_bytes)
 
 
 def both_ways(takes_torch: bool) -> None:

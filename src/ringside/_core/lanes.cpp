@@ -100,13 +100,20 @@ void Communicator::take(const Request& r, size_t at, size_t most, const Source& 
     return;
   }
   if (r.kind == Kind::gather && rank_ != r.root) return;
+  const bool stream = bytes_ * size_t(ranks_) >= settings_.stream_bytes;
   for (int q = 0; q < ranks_; ++q) {
     const size_t n = gives(r, q) ? clipped(lane(pattern == Pattern::deal ? rank_ : q), at, most) : 0;
     if (n == 0 || (q == rank_ && r.out == nullptr)) continue;
     const unsigned char* mine = r.data + (pattern == Pattern::deal ? own + at : at) * item;  // of a lane alone, or dealt
     unsigned char* to = (r.out != nullptr ? r.out : r.data) + ((r.kind == Kind::scatter ? 0 : begin(q)) + at) * item;
-    memcpy(to, q == rank_ ? mine : source(q), n * item);
+    if (stream)
+      kernels().stream_copy(to, q == rank_ ? mine : source(q), n * item);
+    else
+      memcpy(to, q == rank_ ? mine : source(q), n * item);
   }
+#if defined(__x86_64__)
+  if (stream) __builtin_ia32_sfence();
+#endif
 }
 
 Status Communicator::lanes_alone(const Request& r) {
