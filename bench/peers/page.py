@@ -9,6 +9,7 @@ from typing import Any
 
 from bench.common import median_interval, page_table
 
+from ringside.bench.plan import PEERS
 from ringside.bench.result import name_of
 from ringside.text import size
 
@@ -177,4 +178,7 @@ def _peers(results: Mapping[str, Any]) -> str:
         row[0] = row[0] or found["about"]
         if found["failed"] and f"{work}: " not in row[1]:
             row[1] += f"{work}: {found['failed']}<br>"
+    for peer in PEERS:
+        if peer != "mpi" and peer not in rows:
+            rows[peer] = ["not asked in this run", ""]
     return page_table(("peer", "what it is", "could not"), [[name_of(peer), *row] for peer, row in rows.items()])
